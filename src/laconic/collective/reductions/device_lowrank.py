@@ -26,13 +26,17 @@ LARGE = 0x71800000
 
 
 class LowRankRound:
-    """The mean of some matrices, in stretches of work between the collectives."""
+    """The mean of some matrices, in stretches of work between the collectives.
+
+    Args:
+        memory: For the sums with residuals; None without error feedback.
+    """
 
     op = dist.ReduceOp.SUM
 
     def __init__(
         self, contributor: Contributor, named: Sequence[tuple[str, Tensor]], matrices: Sequence[Matrix],
-        seeds: Mapping[str, int], counts: Tensor, fill: float,
+        seeds: Mapping[str, int], memory: Tensor | None, counts: Tensor, fill: float,
     ) -> None:  # fmt: skip
         from laconic.kernels.triton.lowrank_all import Matrices
 
@@ -53,9 +57,9 @@ class LowRankRound:
         contributor.keep_starts(self._slots, self._starts)
         self._residuals = self._sums = None
         sizes = [x.numel() for x in self._outs]
-        if contributor.feedback:
+        if memory is not None:
             self._residuals = contributor.residuals_of(self._slots, sizes, device)
-            self._sums = list(torch.split(torch.empty(sum(sizes), device=device), sizes))
+            self._sums = list(torch.split(memory, sizes))
             self._residual_addresses = self._matrices.addresses(self._residuals)
         self._addresses = self._matrices.addresses(self._outs)
         self._sum_addresses = self._addresses if self._sums is None else self._matrices.addresses(self._sums)

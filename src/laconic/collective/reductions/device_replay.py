@@ -8,19 +8,25 @@ stretch of work ends before each of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from laconic import counters
 
-__all__ = ["Replay"]
+__all__ = ["Recent", "Replay"]
 
 log = logging.getLogger("laconic")
 
 EAGER_RUNS = 2
 """Runs that compile kernels and fill caches, before one is recorded."""
+
+VARIANTS = 4
+"""Places of the same slots that are remembered: more would keep memory of tensors that are elsewhere in every step."""
+
+T = TypeVar("T")
 
 _pools: dict[tuple[torch.device, int], Any] = {}
 """Memory of graphs by device and stream: those of one stream run one after the other, so they share it."""
@@ -74,3 +80,21 @@ class Replay:
             return False
         self._graph, self._stream = graph, stream.cuda_stream
         return True
+
+
+class Recent(Generic[T]):
+    """What was prepared for named tensors where they are, the latest few places of each set of slots."""
+
+    def __init__(self) -> None:
+        self._by_slots: dict[tuple[str, ...], dict[tuple[int, ...], T]] = {}
+
+    def get(self, named: Sequence[tuple[str, Tensor]]) -> T | None:
+        places = self._by_slots.get(tuple(slot for slot, _ in named), {})
+        return places.get(tuple(x.data_ptr() for _, x in named))
+
+    def put(self, named: Sequence[tuple[str, Tensor]], prepared: T) -> None:
+        places = self._by_slots.setdefault(tuple(slot for slot, _ in named), {})
+        here = tuple(x.data_ptr() for _, x in named)
+        while len(places) >= VARIANTS and here not in places:
+            del places[next(iter(places))]
+        places[here] = prepared

@@ -21,7 +21,7 @@ from laconic.collective.process_groups import rank_in, size_of
 from laconic.collective.reductions.device_codings import DeviceCoding
 from laconic.collective.reductions.device_events import INVALID, NONFINITE, RESETS, DeviceEvents
 from laconic.collective.reductions.device_messages import Message, Plan
-from laconic.collective.reductions.device_replay import Replay
+from laconic.collective.reductions.device_replay import Recent, Replay
 from laconic.collective.reductions.ranges import cut_into_parts
 from laconic.collective.reductions.shards import hash_of
 from laconic.collective.stats import ExchangeStats
@@ -34,8 +34,8 @@ __all__ = ["DeviceRounds"]
 PART = 1 << 26
 """The largest number of values of one round. More would need large buffers; fewer, more launches."""
 
-MAX_PLANS, MAX_ROUNDS = 256, 256
-"""Sets of slots, and of tensors, whose buffers and CUDA graphs are kept."""
+MAX_PLANS = 4096
+"""Sets of slots whose buffers are kept: a module's DDP buckets, before and after DDP has reordered them."""
 
 
 class _Sender:
@@ -57,7 +57,7 @@ class _Sender:
         self._residuals = channel.residuals_of(message.names, values)
         self._slots, device = [piece.slot for piece in message.ranges], values[0].device
         inner = np.array([splitmix64(sender ^ hash_of(name)) for name in message.names], dtype=np.uint64)
-        self._inner = torch.from_numpy(inner.view(np.int64)).to(device)
+        self._inner = torch.from_numpy(inner.view(np.int64)).to(device, non_blocking=True)
         self._rounds, self._next = torch.zeros_like(self._inner), [1] * len(values)
         self._keys = torch.zeros(len(values), 2, dtype=torch.int32, device=device)
 
@@ -169,7 +169,7 @@ class DeviceRounds:
         self._coding, self._channels, self._group, self.stats = coding, (scatter, gather), group, stats
         self.rank, self.ranks = rank_in(group), size_of(group)
         self._plans: dict[tuple[Any, ...], list[Plan]] = {}
-        self._rounds: dict[tuple[Any, ...], list[_Round]] = {}
+        self._rounds: Recent[tuple[tuple[tuple[str, int], ...], list[_Round]]] = Recent()
         self.events = DeviceEvents()
 
     def reduce(self, flats: Sequence[tuple[str, Tensor]], rounds: Mapping[str, int]) -> None:
@@ -195,17 +195,18 @@ class DeviceRounds:
 
     def _rounds_for(self, flats: Sequence[tuple[str, Tensor]]) -> list[_Round]:
         """Return the rounds of tensors, made anew if they or their residuals are elsewhere than before."""
-        key = tuple((slot, flat.data_ptr(), flat.numel()) for slot, flat in flats)
-        found = self._rounds.get(key)
-        if found is None or not all(sender.current for each in found for sender in each.senders):
-            while len(self._rounds) >= MAX_ROUNDS:  # the tensors are elsewhere in every round
-                del self._rounds[next(iter(self._rounds))]
+        found, sizes = self._rounds.get(flats), tuple((slot, flat.numel()) for slot, flat in flats)
+        if found is None or found[0] != sizes or not all(s.current for each in found[1] for s in each.senders):
             values, counts = [flat for _, flat in flats], self.events.on(flats[0][1].device)
-            found = self._rounds[key] = [
-                _Round(plan, self._coding, self._channels, values, self.rank, self.ranks, counts)
-                for plan in self._plans_for(tuple((slot, flat.numel()) for slot, flat in flats), values[0].device)
-            ]
-        return found
+            found = (
+                sizes,
+                [
+                    _Round(plan, self._coding, self._channels, values, self.rank, self.ranks, counts)
+                    for plan in self._plans_for(sizes, values[0].device)
+                ],
+            )
+            self._rounds.put(flats, found)
+        return found[1]
 
     def _plans_for(self, sizes: tuple[tuple[str, int], ...], device: torch.device) -> list[Plan]:
         plans = self._plans.get((device, sizes))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,7 @@ from laconic.aggregate.homomorphic.families import LowRank, PackedInts
 from laconic.collective.reductions.agreement import MAX_DIGEST, digest_of
 from laconic.collective.reductions.device_events import INVALID, MISMATCH, NONFINITE, RESETS, DeviceEvents
 from laconic.collective.reductions.device_lowrank import LowRankRound
-from laconic.collective.reductions.device_replay import Replay
+from laconic.collective.reductions.device_replay import Recent, Replay
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.kernels.interface import FLOAT32_MAX, PackedIntSum
@@ -31,9 +30,6 @@ from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count
 from laconic.packet import HeapArena
 
 __all__ = ["DeviceSums"]
-
-MAX_ROUNDS = 256
-"""Sets of tensors whose memory and CUDA graphs are kept."""
 
 
 class PackedIntRound:
@@ -57,7 +53,7 @@ class PackedIntRound:
         self._backend, self._counts, self._fill = backend, counts, fill
         sizes = [x.numel() for x in self._outs]
         blocks = list(accumulate((num_buckets(size, SUM_BLOCK) for size in sizes), initial=0))
-        self._heads = torch.tensor(blocks, dtype=torch.int32).to(device)
+        self._heads = torch.tensor(blocks, dtype=torch.int32).to(device, non_blocking=True)
         rotated = self._stage.rotation_seed is not None
         shapes = [packed_int_count(size, rotated) for size in sizes]
         self._parts = [values[SUM_BLOCK * at : SUM_BLOCK * at + n] for at, n in zip(blocks, shapes, strict=False)]
@@ -141,7 +137,7 @@ class DeviceSums:
     ) -> None:  # fmt: skip
         self._contributor, self._group, self.stats, self._events = contributor, group, stats, events
         self._fill = fill
-        self._rounds: dict[tuple[Any, ...], PackedIntRound | LowRankRound] = {}
+        self._rounds: Recent[tuple[list[torch.Size], PackedIntRound | LowRankRound]] = Recent()
         self._values = torch.empty(0)
 
     def serves(self, device: torch.device) -> bool:
@@ -181,23 +177,23 @@ class DeviceSums:
         self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], seeds: Mapping[str, int]
     ) -> PackedIntRound | LowRankRound:
         """Return the round of tensors, made anew if they or their residuals are elsewhere than before."""
-        key = tuple((slot, x.data_ptr(), x.numel()) for slot, x in named)
-        found = self._rounds.get(key)
-        if found is None or not found.current:
-            while len(self._rounds) >= MAX_ROUNDS:  # the tensors are elsewhere in every round
-                del self._rounds[next(iter(self._rounds))]
-            counts, family = self._events.on(named[0][1].device), self._contributor.summing.family
+        found = self._rounds.get(named)
+        if found is None or found[0] != list(shapes) or not found[1].current:
+            contributor, family = self._contributor, self._contributor.summing.family
+            counts = self._events.on(named[0][1].device)
             if isinstance(family, LowRank):
                 matrices = [family.stage.for_shape(tuple(shape)) for shape in shapes]
-                found = LowRankRound(self._contributor, named, matrices, seeds, counts, self._fill)
+                memory = self._memory_for(named, 1) if contributor.feedback else None
+                found = [*shapes], LowRankRound(contributor, named, matrices, seeds, memory, counts, self._fill)
             else:
-                found = PackedIntRound(self._contributor, named, self._memory_for(named), counts, self._fill)
-            self._rounds[key] = found
-        return found
+                memory = self._memory_for(named, SUM_BLOCK)
+                found = [*shapes], PackedIntRound(contributor, named, memory, counts, self._fill)
+            self._rounds.put(named, found)
+        return found[1]
 
-    def _memory_for(self, named: Sequence[tuple[str, Tensor]]) -> Tensor:
-        """Return memory for the blocks of all slots; rounds run one after the other and share it."""
-        device, numel = named[0][1].device, SUM_BLOCK * sum(num_buckets(x.numel(), SUM_BLOCK) for _, x in named)
+    def _memory_for(self, named: Sequence[tuple[str, Tensor]], block: int) -> Tensor:
+        """Return memory for the values of all slots, in whole blocks; rounds run one after the other and share it."""
+        device, numel = named[0][1].device, block * sum(num_buckets(x.numel(), block) for _, x in named)
         if self._values.numel() < numel or self._values.device != device:
             self._values = torch.empty(numel, device=device)
         return self._values[:numel]

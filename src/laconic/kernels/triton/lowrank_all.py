@@ -261,7 +261,7 @@ class Matrices:
             for shape, sketch, factor, double, size in zip(shapes, sketches, factors, doubles, sizes, strict=False)
         ]
         self._rank, self._ranks = rank, triton.next_power_of_2(rank)
-        self._table = torch.tensor(fields, dtype=torch.int64).to(device)
+        self._table = torch.tensor(fields, dtype=torch.int64).to(device, non_blocking=True)
 
         def grid(counts: Sequence[int], span: int) -> _Grid:
             return _Grid(part_table(tuple(counts), span, device))
@@ -276,7 +276,9 @@ class Matrices:
 
     def addresses(self, tensors: Tensors) -> Tensor:
         """Return where tensors are, for kernels."""
-        return torch.tensor([x.data_ptr() for x in tensors], dtype=torch.int64).to(self._table.device)
+        return torch.tensor([x.data_ptr() for x in tensors], dtype=torch.int64).to(
+            self._table.device, non_blocking=True
+        )
 
     def write_sketch(self, tensors: Tensor, bits: Tensor, start: Tensor) -> None:
         """Write X Q of each matrix; the largest float32 for those whose amax bits are not finite."""

@@ -68,7 +68,7 @@ class TensorTable(NamedTuple):
         return (self.parts.shape[0],)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def _table(
     device: torch.device, stream: int, span: int, tails: bool, sizes: tuple[int, ...], values: tuple[int, ...],
     residuals: tuple[int, ...], scales: tuple[int, ...], packed: tuple[int, ...],
