@@ -107,7 +107,8 @@ def test_means_and_residuals_equal_those_by_the_host(world: int, spec: str, tmp_
         assert result["counts"][0] == result["counts"][1]
         assert (result["nan"] > 0) == (world > 1)
         sent, sent_by_host = result["bytes"]
-        assert sent <= 1.6 * sent_by_host  # messages of means are padded to the longest, which tiny shards make long
+        # Tiny shards make the longest message long, to which others are padded; slots are padded to whole blocks.
+        assert sent <= (2.5 if _uses_allreduce(spec) else 1.6) * sent_by_host
     calls_fit(results)
 
 

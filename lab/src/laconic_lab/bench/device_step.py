@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import laconic
 from laconic.codecs import parse
-from laconic.collective import attach
+from laconic.collective import LocalSGD, attach
 from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic_lab.bench.step_models import workload
@@ -168,7 +167,7 @@ class _Bench:
         """Return what an exchange of all parameters by ``LocalSGD`` takes after a local step."""
         model = copy.deepcopy(self.model)
         # An outer optimizer with momentum: a single rank that takes plain means has nothing to exchange.
-        local = laconic.LocalSGD(model, None, every=1, codec=spec, outer="nesterov")
+        local = LocalSGD(model, None, every=1, codec=spec, outer="nesterov")
         runs = []
         for turn in range(WARM_UP + self.settings.repeat):
             with torch.no_grad():
