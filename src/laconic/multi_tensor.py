@@ -23,7 +23,7 @@ from laconic.kernels.interface import NONFINITE
 from laconic.packet import Packet, tensor_spec
 
 __all__ = [
-    "FrameLayout", "amax_bits", "has_stage", "layout_of", "read_frames", "stage_of", "supports", "write_frames",
+    "FrameLayout", "amax_bits", "layout_of", "read_frames", "stage_of", "supports", "write_frames",
 ]  # fmt: skip
 
 
@@ -80,15 +80,10 @@ def supports(chain: Chain, tensors: Sequence[Tensor]) -> bool:
     return device is not None and alike and kernels.multi_tensor_backend_for(tensors[0]) is not None
 
 
-def has_stage(chain: Chain) -> bool:
-    """Return whether the chain is a quantizer with multi-tensor kernels."""
-    return _multi_tensor_stage(chain) is not None
-
-
 def stage_of(chain: Chain) -> MultiTensorStage:
     """Return the chain's value stage with multi-tensor kernels."""
     stage = _multi_tensor_stage(chain)
-    assert stage is not None, "call supports() or has_stage() first"
+    assert stage is not None, "call supports() first"
     return stage
 
 

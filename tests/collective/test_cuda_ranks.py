@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic import counters
+from laconic.collective.exchange import Exchange
 from ranks import batches, network, run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -92,3 +93,48 @@ def test_local_sgd_beside_training_does_not_depend_on_timing(tmp_path):
             assert torch.equal(result[name]["parameters"], ranks[0][name]["parameters"]), name
         assert torch.equal(result["first"]["parameters"], result["second"]["parameters"])
         assert result["first"]["stats"]["exchanges"] == 20 and result["waiting"]["stats"]["exchanges"] == 10
+
+
+DEVICE_SPECS = [
+    "ef|thc:4", "ef|topk:0.05|qsgd:4", "ef|powersgd:2", "ef|qsgd:4", "ef|sign", "ef|topk:0.05", "qsgd:4", "bf16",
+    "shared:8",
+]  # fmt: skip
+
+
+@pytest.fixture
+def nccl_rank():
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("spec", DEVICE_SPECS)
+def test_recorded_exchange_gives_the_means_of_the_cpu(spec, nccl_rank):
+    """The first rounds are launched, the others are replayed; all have the bits of a CPU, and the host never waits."""
+    on_gpu, on_cpu = Exchange(spec), Exchange(spec, dist.new_group(backend="gloo"))
+    assert on_gpu.stays_on(torch.device("cuda", 0), [spec])
+    shapes = {"a": (300, 70), "b": (64, 2048), "c": (513, 100), "small": (33,)}
+    tensors = [(name, torch.zeros(shape, device="cuda")) for name, shape in shapes.items()]
+    stream = torch.cuda.Stream()
+    for step in range(6):
+        generator = torch.Generator().manual_seed(step)
+        given = [(name, torch.randn(shape, generator=generator)) for name, shape in shapes.items()]
+        if step == 4:
+            given[0][1][5, 5] = float("inf")
+        for (_, x), (_, y) in zip(tensors, given, strict=True):
+            x.copy_(y)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda.set_sync_debug_mode("error" if step in (1, 3, 5) else "default")
+            try:
+                on_gpu.mean(tensors)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+        on_cpu.mean(given)
+        for (name, x), (_, y) in zip(tensors, given, strict=True):
+            assert torch.equal(x.cpu().nan_to_num(7.0), y.nan_to_num(7.0)), (step, name)
+    on_gpu.settle()
+    assert on_gpu.stats.skipped_nonfinite == on_cpu.stats.skipped_nonfinite == 1
+    assert counters.counts().get("unrecorded_exchanges", 0) == 0

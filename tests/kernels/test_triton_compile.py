@@ -67,10 +67,22 @@ def test_kernels_of_every_codec_compile(spec, n, compile_kernels):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("spec", ["qsgd:4", "qsgd:8,bucket=128", "sign", "onebit", "bins:2"])
+@pytest.mark.parametrize(
+    "spec", ["qsgd:4", "qsgd:8,bucket=128", "sign", "onebit", "bins:2", "fp16", "bf16", "topk:0.1", "topk:0.1|qsgd:4"]
+)
 def test_multi_tensor_kernels_compile(spec, compile_kernels):
     names = kernel_names(compile_kernels(triton_compile.multi_tensor_kernels, spec))
-    assert {"_largest", "_scale", "_fill", "_pack_tails"} <= set(names)
+    assert {"_largest", "_scale", "_fill", "_copy", "_agreed_clips"} <= set(names)
+    selects = {"_write", "_write_positions", "_scatter"} <= set(names)
+    assert selects == ("topk" in spec) and ("16" not in spec) == ("_pack_tails" in names or spec == "topk:0.1")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("rank", [1, 4])
+def test_lowrank_kernels_compile(rank, compile_kernels):
+    names = kernel_names(compile_kernels(triton_compile.lowrank_kernels, rank))
+    assert set(names) == {"_sketch", "_orthonormal", "_factor", "_product", "_unit_rows"} and len(names) == 6
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ from triton.runtime import jit
 
 import laconic
 import laws
-from laconic import kernels, multi_tensor
+from laconic import kernels
+from laconic.collective.reductions.device_codings import coding_of
 from laconic.kernels.interface import ChunkCounts, LinearGrid
 from laconic.kernels.sections import (
     GROUP,
@@ -85,18 +86,43 @@ def multi_tensor_kernels(spec: str) -> dict[str, str]:
     """Kernels that encode, decode and accumulate many tensors, some of which are to be skipped."""
     from laconic.kernels.triton import backend
 
-    stage, sizes = multi_tensor.stage_of(laconic.codec(spec)), (5000, 300)
+    coding, sizes = coding_of(laconic.codec(spec)), (5000, 300)
     tensors, residuals = [torch.zeros(size) for size in sizes], [torch.zeros(size) for size in sizes]
-    section = torch.zeros(1 << 16, dtype=torch.uint8)
-    floats, packed = ([section.data_ptr() // 16 * 16 + 16 * at for at in places] for places in ((1, 1000), (200, 1200)))
+    buffer, counts = torch.zeros(1 << 17, dtype=torch.uint8), torch.zeros(5, dtype=torch.int32)
+    first = buffer.data_ptr() // 16 * 16 + 16
+    sections = [[first + 8192 * (2 * i + at) for at in range(2)] for i in range(len(coding.section_nbytes(300)))]
     with compiling() as ptx:
         skip = backend.amax_bits_all(tensors)
+        backend.amax_bits_all(tensors, only=skip)
         backend.scale_all(residuals, 0.9, skip)
         backend.fill_all(tensors, skip, float("nan"))
+        backend.copy_all(tensors, residuals, skip)
         for memory in (None, residuals):
             for skipped in (None, skip):
-                stage.quantize_all(tensors, memory, backend, [1, 2], floats, packed, skipped)
-                stage.dequantize_all(floats, packed, backend, tensors, None, skipped)
+                coding.encode(tensors, memory, backend, torch.zeros(2, 2, dtype=torch.int32), sections, skipped, counts)
+                coding.decode(sections, backend, tensors, None, skipped)
+                coding.decode(sections, backend, tensors, 0.5, skipped)
+        backend.next_round_keys(*torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32))
+        backend.agreed_clips(
+            torch.zeros(8), torch.zeros(6), torch.tensor([0, 5, 6], dtype=torch.int32), 0.5, 7, counts[0], counts[3]
+        )
+    return ptx
+
+
+def lowrank_kernels(rank: int) -> dict[str, str]:
+    """Kernels of PowerSGD for many matrices."""
+    from laconic.kernels.triton.lowrank_all import Matrices
+
+    matrices = Matrices([(40, 24, rank), (1100, 5, min(rank, 5))], rank, torch.device("cpu"))
+    tensors, flag = [torch.zeros(40 * 24), torch.zeros(1100 * 5)], torch.zeros(1, dtype=torch.int32)
+    places, start = matrices.addresses(tensors), torch.zeros_like(matrices.factor)
+    with compiling() as ptx:
+        matrices.write_sketch(places, matrices.flags, start)
+        matrices.write_basis(flag)
+        matrices.write_factor(places)
+        matrices.store_products(places, matrices.factor, flag)
+        matrices.store_products(places, matrices.factor, flag, places)
+        matrices.write_start(start, start)
     return ptx
 
 

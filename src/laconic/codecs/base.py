@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from laconic.errors import FrameError, NonFiniteError
-from laconic.kernels.interface import NONFINITE, Addresses, Grid, Kernels, MultiTensorKernels, Tensors
+from laconic.kernels.interface import NONFINITE, Grid, Kernels
+from laconic.kernels.multi_tensor_interface import Addresses, MultiTensorKernels, Tensors
 from laconic.kernels.sections import MAX_ALPHABET, packed_nbytes, symbol_bits
 from laconic.packet import Arena, Packet, TensorSpec
 
@@ -210,13 +211,13 @@ class MultiTensorStage(Protocol):
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]: ...
 
     def quantize_all(
-        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int] | Tensor,
         floats: Addresses, packed: Addresses, skip: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Write both sections of each tensor; return the ``amax_bits`` of each, on the device.
 
         With residuals, encode residual + tensor and leave the error in the residual. Tensors whose amax bits in
-        ``skip`` are not finite are left alone.
+        ``skip`` are not finite are left alone. Seeds may also be keys on the device, ``random.keys(…, ROUNDING)``.
         """
         ...
 

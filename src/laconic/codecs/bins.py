@@ -10,7 +10,8 @@ from torch import Tensor
 
 from laconic.codecs import checks
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import Addresses, BinCoding, Kernels, MultiTensorKernels, Tensors
+from laconic.kernels.interface import BinCoding, Kernels
+from laconic.kernels.multi_tensor_interface import Addresses, MultiTensorKernels, Tensors
 from laconic.kernels.sections import packed_nbytes
 
 __all__ = ["Bins"]

@@ -11,7 +11,8 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import MultiTensorStage, Quantizer, SymbolReader, Symbols, require_finite
 from laconic.errors import FrameError
-from laconic.kernels.interface import Addresses, Kernels, MultiTensorKernels, Tensors
+from laconic.kernels.interface import Kernels
+from laconic.kernels.multi_tensor_interface import Addresses, MultiTensorKernels, Tensors
 from laconic.kernels.sections import num_buckets
 from laconic.packet import Arena
 
@@ -53,7 +54,7 @@ class BucketedQuantizer(Quantizer):
         return self if self.has_multi_tensor_kernels else None
 
     def quantize_all(
-        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int] | Tensor,
         floats: Addresses, packed: Addresses, skip: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """See ``MultiTensorStage``. Override it where one kernel adds, encodes and subtracts."""

@@ -186,10 +186,7 @@ class PackedIntStage(ValueStage):
 
     def clips(self, scales: Tensor, header: IntSumHeader) -> Tensor:
         """Return the scales times the clip factor, limited so that every level is finite in float32."""
-        factor = torch.tensor(
-            self.clip_factor(header.levels, header.workers), dtype=torch.float32, device=scales.device
-        )
-        clips = scales * factor
+        clips = scales * self.clip_factor(header.levels, header.workers)
         return torch.where(clips < CLIP_LIMIT, clips, CLIP_LIMIT)
 
     def encode_sum(

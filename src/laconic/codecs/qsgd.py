@@ -11,7 +11,8 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import require_finite
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import Addresses, Kernels, MultiTensorKernels, QsgdCoding, Tensors
+from laconic.kernels.interface import Kernels, QsgdCoding
+from laconic.kernels.multi_tensor_interface import Addresses, MultiTensorKernels, Tensors
 from laconic.kernels.sections import packed_nbytes
 from laconic.packet import Arena
 
@@ -77,7 +78,7 @@ class QSGD(BucketedQuantizer):
         return self.bits in (2, 4, 8) and self.norm == "max" and self.bucket > 0
 
     def quantize_all(
-        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int] | Tensor,
         floats: Addresses, packed: Addresses, skip: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         return kernels.qsgd_encode_all(

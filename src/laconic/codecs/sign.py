@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import Addresses, Kernels, MultiTensorKernels, Tensors
+from laconic.kernels.interface import Kernels
+from laconic.kernels.multi_tensor_interface import Addresses, MultiTensorKernels, Tensors
 from laconic.kernels.sections import GROUP, packed_nbytes
 
 __all__ = ["OneBit", "Sign"]

@@ -40,6 +40,7 @@ class DDPAttachment(Attachment):
             raise ConfigError("the DDP module is attached already: use set() of its Attachment to change the codec")
         super().__init__(module, spec, options, module.process_group)
         self._names = {id(parameter): name for name, parameter in self._parameters()}
+        self._known_groups: dict[int, tuple[tuple[int, ...], Mapping[str, NamedTensors]]] = {}
         self._errors: list[NonFiniteError] = []
         self._raises_later = False
         self._compared_states = False
@@ -78,6 +79,7 @@ class DDPAttachment(Attachment):
         return [(name.replace("_orig_mod.", ""), parameter) for name, parameter in named]
 
     def _prepare(self, exchange: Exchange) -> None:
+        self._known_groups.clear()
         # Without compression and checks no hook is needed: DDP alone computes the same mean, and faster.
         if not exchange.exact or self.check_every:
             register_hook(self.module)
@@ -102,7 +104,7 @@ class DDPAttachment(Attachment):
         exact = step < self.warmup_steps or self._exchange.exact or flat.is_sparse
         if flat.is_sparse:  # of an embedding with sparse=True, in a DDP bucket of its own
             self._note_sparse(bucket)
-        groups = {} if exact else self._exchange.group_by_spec(self._slots(bucket))
+        groups = {} if exact else self._groups_of(bucket, flat)
         exact = exact or set(groups) <= {EXACT}
         compare, self._compared_states = not self._compared_states, True
         rescale, active = ddp_steps.divides_by_active_ranks(self.module), ddp_steps.in_backward()
@@ -146,6 +148,16 @@ class DDPAttachment(Attachment):
                 raise
             flat.fill_(float("nan"))
             self._errors.append(error)
+
+    def _groups_of(self, bucket: GradBucket, flat: Tensor) -> Mapping[str, NamedTensors]:
+        """Return the slots of a DDP bucket by spec; those of the step before, if DDP has not made new buckets."""
+        parameters = bucket.parameters()
+        key = (flat.data_ptr(), *map(id, parameters))
+        known = self._known_groups.get(bucket.index())
+        if known is None or known[0] != key:
+            known = key, self._exchange.group_by_spec(self._slots(bucket))
+            self._known_groups[bucket.index()] = known
+        return known[1]
 
     def _slots(self, bucket: GradBucket) -> list[tuple[str, Tensor]]:
         slots = []

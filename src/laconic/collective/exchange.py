@@ -203,12 +203,12 @@ class Exchange:
         if device.type != "cuda" or backend_of(self.group) != "nccl":
             return False
         reductions = [self.reduction(spec) for spec in specs if spec != EXACT]
-        return all(isinstance(reduction, TwoShot) and reduction.stays_on(device) for reduction in reductions)
+        return all(isinstance(each, TwoShot | Reducer) and each.stays_on(device) for each in reductions)
 
     def settle(self) -> None:
         """Count what happened on a GPU so far, which waits for it."""
         for reduction in self._reductions.values():
-            if isinstance(reduction, TwoShot):
+            if isinstance(reduction, TwoShot | Reducer):
                 reduction.settle()
 
     def mean_exactly(self, tensors: NamedTensors) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from laconic import counters
 from laconic.kernels import cpu, reference, torch_fallback
-from laconic.kernels.interface import Kernels, MultiTensorKernels
+from laconic.kernels.interface import Kernels
+from laconic.kernels.multi_tensor_interface import MultiTensorKernels
 
 __all__ = ["Kernels", "MultiTensorKernels", "backend_for", "multi_tensor_backend_for", "use_backend"]
 

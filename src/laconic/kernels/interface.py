@@ -13,8 +13,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -351,84 +350,3 @@ class Kernels(Protocol):
         self, p: Tensor, q: Tensor, *, rows: int, columns: int, rank: int, out: Tensor, weight: float | None
     ) -> None:
         """Decode p q from two sections of float32."""
-
-
-Addresses = Sequence[int]
-Tensors = Sequence[Tensor]
-
-
-@runtime_checkable
-class MultiTensorKernels(Protocol):
-    """Optional kernels that take many tensors in one launch, for devices where launches dominate small tensors.
-
-    None of them waits for the device: amax bits and flags stay there. A flag is not 0 if a section held bytes that no
-    encoder writes. ``skip`` holds the amax bits of each tensor: one that is not finite is left alone, with its residual
-    and its sections.
-    """
-
-    def amax_bits_all(self, tensors: Tensors) -> Tensor:
-        """Return the amax bits of each tensor."""
-        ...
-
-    def fill_all(self, tensors: Tensors, amax_bits: Tensor, value: float) -> None:
-        """Fill the tensors whose amax bits are not finite with one value."""
-        ...
-
-    def scale_all(self, tensors: Tensors, factor: float, skip: Tensor) -> None:
-        """Multiply each tensor by a factor."""
-        ...
-
-    def add_all(self, tensors: Tensors, totals: Tensors, skip: Tensor | None = None) -> None:
-        """Add each tensor to its total."""
-        ...
-
-    def qsgd_encode_all(
-        self, tensors: Tensors, residuals: Tensors | None, coding: QsgdCoding, *, seeds: Sequence[int],
-        norms: Addresses, packed: Addresses, skip: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """``qsgd_encode`` (or ``qsgd_feedback``) to addresses: maximum norms of 2, 4 or 8 bits. Returns amax bits."""
-        ...
-
-    def qsgd_decode_all(
-        self, norms: Addresses, packed: Addresses, *, bits: int, bucket: int, outs: Tensors, weight: float | None,
-        skip: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """``qsgd_decode`` from addresses; returns a flag."""
-        ...
-
-    def sign_encode_all(
-        self, tensors: Tensors, *, bucket: int, sides: int, means: Addresses, packed: Addresses,
-        skip: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """``sign_encode``, or with two sides ``onebit_encode``, of buckets of 256 or more. Returns amax bits."""
-        ...
-
-    def sign_decode_all(
-        self, means: Addresses, packed: Addresses, *, bucket: int, sides: int, outs: Tensors, weight: float | None,
-        skip: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """``sign_decode``, or with two sides ``onebit_decode``; returns a flag."""
-        ...
-
-    def bins_encode_all(
-        self, tensors: Tensors, coding: BinCoding, *, means: Addresses, packed: Addresses, skip: Tensor | None = None
-    ) -> Tensor:
-        """``bins_encode`` to addresses; returns amax bits."""
-        ...
-
-    def bins_decode_all(
-        self, means: Addresses, packed: Addresses, *, bits: int, bucket: int, outs: Tensors, weight: float | None,
-        skip: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """``bins_decode`` from addresses; returns a flag."""
-        ...
-
-    def gather_blocks(
-        self, tensors: Tensors, residuals: Sequence[Tensor | None], decay: float, rotation_seed: int | None, out: Tensor
-    ) -> None:
-        """Write whole blocks to ``out``: each tensor, rotated if there is a seed, plus ``decay`` times its residual."""
-        ...
-
-    def packed_int_decode_all(self, packed: PackedIntSum, *, rotation_seed: int | None, outs: Tensors) -> Tensor:
-        """``packed_int_decode`` of such blocks, each to its tensor; returns a flag."""
-        ...

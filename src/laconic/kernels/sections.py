@@ -131,6 +131,17 @@ def positions_max_nbytes(n: int, k: int) -> int:
     return min(bitmap, (POSITIONS_HEADER + coded + 3) // 4 * 4)
 
 
+def fixed_low_bits(n: int, k: int) -> int:
+    """Return how many bits of each of k of n positions are packed in a section of fixed size."""
+    return max(0, (n // k).bit_length() - 1)
+
+
+def fixed_positions_nbytes(n: int, k: int) -> int:
+    """Return the bytes of k of n positions, whatever they are: low bits, then a bitmap (an Elias-Fano code)."""
+    low_bits = fixed_low_bits(n, k)
+    return 4 * (num_buckets(k * low_bits, 32) + num_buckets(k + (n >> low_bits) + 1, 32))
+
+
 def read_positions_header(section: Tensor, n: int) -> PositionHeader:
     """Read the header; raise ``FrameError`` if it contradicts itself, n or the section's size."""
     if section.numel() < POSITIONS_HEADER:

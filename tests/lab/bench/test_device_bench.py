@@ -8,6 +8,7 @@ import torch
 import laconic
 from laconic_lab.bench.device import FLOORS, SPECS, DeviceSettings, run_device
 from laconic_lab.bench.device_step import StepSettings, run_steps
+from laconic_lab.bench.device_tables import device_tables
 
 
 def test_every_goal_belongs_to_a_timed_codec():
@@ -30,12 +31,17 @@ def test_command_contains_non_default_settings():
 
 
 def test_step_benchmark_gives_a_record_per_codec():
-    settings = StepSettings(model="lenet5", device="cpu", batch=4, repeat=2, bucket=30_000)
-    (record,) = run_steps(["qsgd:8"], settings)
-    assert record.kind == "bench.device.step" and record.values["buckets"] == -(-record.values["values"] // 30_000)
-    assert record.values["compressed_s"] > 0 and record.values["command"].endswith("--step lenet5 --repeat 2")
+    settings = StepSettings(model="lenet5", device="cpu", batch=4, repeat=2, accumulate=2)
+    step, local = run_steps(["ef|qsgd:4", "local ef|topk:0.1|sign"], settings)
+    assert step.kind == "bench.device.step" and local.kind == "bench.device.local"
+    assert step.values["attached_s"] > 0 and local.values["exchange_s"] > 0
+    assert step.values["command"].endswith("--step lenet5 --accumulate 2 --repeat 2")
+    assert step.values["limit_percent"] == 2.0 and step.values["turns"] == 2
+    tables = {table.name: table for table in device_tables([step, local])}
+    assert list(tables) == ["device-step", "device-profile", "device-local"]
+    assert tables["device-step"].rows[0][:2] == ("lenet5, 4 images, 2 backward passes", "`ef|qsgd:4`")
 
 
 def test_step_of_a_model_without_images_raises_config_error():
-    with pytest.raises(laconic.ConfigError, match="must be an image model, got 'gpt'"):
+    with pytest.raises(laconic.ConfigError, match="must be an image model, gpt2 or vit, got 'gpt'"):
         run_steps(["qsgd:4"], StepSettings(model="gpt", device="cpu"))

@@ -1,33 +1,48 @@
-"""Times a training step on a GPU with and without compression of all gradients, in turns.
+"""Times a training step of DDP on a GPU, plain and attached, in turns, and takes its profile and its peak memory.
 
-*In place* encodes and decodes flat buckets of gradients, as DDP has them. *Attached* does all that ``laconic.attach``
-does: a frame per slot by its policy, to the host and back, in a group of one rank that owns all shards.
+The group has one rank, which owns all shards: everything is encoded and decoded, and no link is involved.
 """
 
 from __future__ import annotations
 
+import copy
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.codecs import Chain, codec
-from laconic.collective import attach
+from laconic.codecs import parse
+from laconic.collective import LocalSGD, attach
 from laconic.errors import ConfigError
 from laconic.records import Record
-from laconic.train.models import MODELS, build_model
+from laconic_lab.bench.step_models import workload
+from laconic_lab.bench.step_profile import profile_step
 from laconic_lab.bench.timing import quartiles
 
-__all__ = ["StepSettings", "run_steps"]
+__all__ = ["LIMITS", "LOCAL", "LOCAL_LIMIT_S", "StepSettings", "run_steps"]
 
-SIDES = {"1 x 28 x 28": (1, 28, 10), "3 x 32 x 32": (3, 32, 10), "3 x 224 x 224": (3, 224, 1000)}
-"""Channels, image side and classes of each input kind."""
+LIMITS = {
+    "qsgd:4": 3.0, "sign": 3.0, "ef|sign": 3.0, "ef|qsgd:4": 4.0, "ef|thc:4": 6.0, "ef|topk:0.01": 8.0,
+    "ef|topk:0.01|qsgd:4": 8.0, "ef|powersgd:4": 15.0,
+}  # fmt: skip
+"""Goals: percent of plain DDP's step that an attached one may add."""
+COMPILED_LIMIT = 3.0
+"""Goal: percent more with torch.compile, whose step is shorter."""
+
+LOCAL, LOCAL_LIMIT_S = "local ", 0.025
+"""Before a spec: an exchange of all parameters by ``LocalSGD`` is timed; the goal for 124 million of them."""
+
+WARM_UP = 5
+MIN_TURNS, BUDGET_S = 3, 4.0
+"""After three turns, none begins once a codec has taken this long."""
 
 
 @dataclass(frozen=True)
@@ -35,133 +50,180 @@ class StepSettings:
     """Settings of the step benchmark.
 
     Args:
-        model: An image model.
+        model: An image model of laconic, or ``gpt2`` or ``vit``, which need transformers.
         device: ``cuda`` or ``cuda:1``.
-        bucket: Values of a DDP bucket; 25 MB of float32 by default.
+        batch: Examples of a step, or of each of its parts with accumulation; None chooses by model.
+        compiled: Whether torch.compile compiles the DDP module.
+        accumulate: Backward passes per exchange.
         seed: Seed of weights, inputs and codecs.
     """
 
     model: str = "resnet50"
     device: str = "cuda"
-    batch: int = 64
+    batch: int | None = None
     repeat: int = 21
-    bucket: int = 25 * (1 << 20) // 4
+    compiled: bool = False
+    accumulate: int = 1
     seed: int = 0
 
     def command(self, specs: Sequence[str]) -> str:
         words = ["laconic", "bench", *specs, "--device", self.device, "--step", self.model]
-        for name in ("repeat", "seed"):
+        if self.compiled:
+            words.append("--compile")
+        for name in ("accumulate", "repeat", "seed"):
             if getattr(self, name) != getattr(StepSettings, name):
                 words += [f"--{name}", str(getattr(self, name))]
         return shlex.join(words)
 
+    def limit(self, spec: str) -> float | None:
+        """Return the goal: the percentage that a codec may add, a quarter of it with four passes per exchange."""
+        limit = LIMITS.get(spec)
+        return None if limit is None else limit / self.accumulate + (COMPILED_LIMIT if self.compiled else 0.0)
 
-class _Step:
-    """A forward and backward pass in bf16 with gradients in flat buckets."""
+
+class _Bench:
+    """A plain and an attached DDP module of the same model."""
 
     def __init__(self, settings: StepSettings) -> None:
-        takes = MODELS[settings.model].takes if settings.model in MODELS else ""
-        found = next((size for words, size in SIDES.items() if takes.startswith(words)), None)
-        if found is None:
-            raise ConfigError(f"--step must be an image model, got {settings.model!r}")
-        channels, side, classes = found
-        device = torch.device(settings.device)
-        generator = torch.Generator().manual_seed(settings.seed)
-        self.images = torch.randn(settings.batch, channels, side, side, generator=generator).to(device)
-        self.classes = torch.randint(0, classes, (settings.batch,), generator=generator).to(device)
-        self.device, self.seed, self.name = device, settings.seed, settings.model
-        self.model = self._build()
-        self.ddp = DistributedDataParallel(self._build())
-        self.attached_to: dict[str, DistributedDataParallel] = {}
-        sizes = [parameter.numel() for parameter in self.model.parameters()]
-        self.flat = torch.zeros(sum(sizes), device=device)
-        for parameter, part in zip(self.model.parameters(), torch.split(self.flat, sizes), strict=True):
-            parameter.grad = part.view_as(parameter)
-        self.buckets: tuple[Tensor, ...] = torch.split(self.flat, settings.bucket)
+        self.settings, self.device = settings, torch.device(settings.device)
+        self.workload = workload(settings.model, settings.batch, self.device, settings.seed)
+        self.model = self.workload.build().to(self.device)
+        self.ddp = DistributedDataParallel(copy.deepcopy(self.model))
+        self.attached = DistributedDataParallel(copy.deepcopy(self.model))
+        self.attachment = attach(self.attached, "none")
+        self.values = sum(parameter.numel() for parameter in self.ddp.parameters() if parameter.requires_grad)
+        self._plain: tuple[dict[str, Any], frozenset[str], int | None] | None = None
+        self.modules: dict[str, nn.Module] = {"ddp": self.ddp, "attached": self.attached}
+        if settings.compiled:
+            self.modules = {which: cast(nn.Module, torch.compile(module)) for which, module in self.modules.items()}
 
-    def _build(self) -> nn.Module:
-        return build_model(self.name, seed=self.seed).to(self.device)
+    def step(self, which: str) -> None:
+        module = self.modules[which]
+        module.zero_grad(set_to_none=False)
+        for number in range(self.settings.accumulate):
+            with ExitStack() as stack:
+                if number < self.settings.accumulate - 1:
+                    stack.enter_context((self.ddp if which == "ddp" else self.attached).no_sync())
+                with torch.autocast(self.device.type, torch.bfloat16):
+                    loss = self.workload.loss(module, self.workload.inputs, self.workload.targets)
+                loss.backward()  # type: ignore[no-untyped-call]
 
-    def _backward(self, model: nn.Module) -> None:
-        with torch.autocast(self.device.type, torch.bfloat16):
-            loss = nn.functional.cross_entropy(model(self.images), self.classes)
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    def alone(self) -> None:
-        self.flat.zero_()
-        self._backward(self.model)
-
-    def by_ddp(self) -> None:
-        self.ddp.zero_grad(set_to_none=False)
-        self._backward(self.ddp)
-
-    def attached(self, spec: str) -> None:
-        if spec not in self.attached_to:
-            self.attached_to[spec] = DistributedDataParallel(self._build())
-            attach(self.attached_to[spec], spec)
-        self.attached_to[spec].zero_grad(set_to_none=False)
-        self._backward(self.attached_to[spec])
-
-    def compressed(self, chain: Chain) -> None:
-        self.alone()
-        for number, bucket in enumerate(self.buckets):
-            chain.decode(chain.encode(bucket, seed=self.seed + number), out=bucket)
-
-    def timed(self, work: Callable[[], None]) -> float:
+    def timed(self, work: Callable[[], None]) -> tuple[float, float]:
+        """Return the seconds of a step, and after how many of them the host had launched it."""
         self.wait()
         begin = time.perf_counter()
         work()
+        launched = time.perf_counter()
         self.wait()
-        return time.perf_counter() - begin
+        return time.perf_counter() - begin, launched - begin
 
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def peak(self, work: Callable[[], None]) -> int | None:
+        """Return the largest number of bytes that were allocated on the device during a step."""
+        if self.device.type != "cuda":
+            return None
+        torch.cuda.reset_peak_memory_stats(self.device)
+        work()
+        self.wait()
+        return int(torch.cuda.max_memory_allocated(self.device))
+
+    def compare(self, spec: str) -> dict[str, Any]:
+        """Return what an attached step takes and what a plain one takes, in turns."""
+        works = {which: partial(self.step, which) for which in self.modules}
+        if self._plain is None:
+            for _ in range(WARM_UP):
+                for work in works.values():
+                    work()
+            # Beside the attached module, whose hook does not compress.
+            self._plain = *profile_step(works["ddp"], self.wait), self.peak(works["attached"])
+        plain, model_kernels, peak = self._plain
+        self.attachment.set(spec)
+        for _ in range(WARM_UP):
+            works["attached"]()
+        more = self.peak(works["attached"])
+        runs: dict[str, list[tuple[float, float]]] = {which: [] for which in works}
+        began = time.perf_counter()
+        for turn in range(self.settings.repeat):
+            if turn >= MIN_TURNS and time.perf_counter() - began > BUDGET_S:
+                break
+            for which, work in works.items():
+                runs[which].append(self.timed(work))
+        profile, _ = profile_step(works["attached"], self.wait, model_kernels)
+        return {
+            **_seconds("ddp", [run for run, _ in runs["ddp"]]),
+            **_seconds("attached", [run for run, _ in runs["attached"]]),
+            **_percent("attached_added", [run for run, _ in runs["attached"]], [run for run, _ in runs["ddp"]]),
+            "ddp_launched_s": quartiles(tuple(launched for _, launched in runs["ddp"]))[1],
+            "attached_launched_s": quartiles(tuple(launched for _, launched in runs["attached"]))[1],
+            "added_peak_bytes": None if peak is None or more is None else more - peak,
+            "fp32_bytes": 4 * self.values, "limit_percent": self.settings.limit(spec),
+            "turns": len(runs["ddp"]), "ddp_profile": plain, "attached_profile": profile,
+        }  # fmt: skip
+
+    def exchange_locally(self, spec: str) -> dict[str, Any]:
+        """Return what an exchange of all parameters by ``LocalSGD`` takes after a local step."""
+        model = copy.deepcopy(self.model)
+        # An outer optimizer with momentum: a single rank that takes plain means has nothing to exchange.
+        local = LocalSGD(model, None, every=1, codec=spec, outer="nesterov")
+        runs = []
+        for turn in range(WARM_UP + self.settings.repeat):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn_like(parameter), alpha=1e-3)
+            seconds, _ = self.timed(local.after_step)
+            if turn >= WARM_UP:
+                runs.append(seconds)
+        return {**_seconds("exchange", runs), "limit_s": LOCAL_LIMIT_S}
+
 
 @contextmanager
-def _one_rank() -> Iterator[None]:
+def _one_rank(device: torch.device) -> Iterator[None]:
     """Create a process group with this process as its only rank."""
     if dist.is_initialized():
         raise ConfigError("--step creates its own process group: run it outside torchrun")
     store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def run_steps(specs: Sequence[str], settings: StepSettings | None = None) -> list[Record]:
-    """Return a Record per codec: the step without and with it, and the difference in percent."""
+def run_steps(
+    specs: Sequence[str], settings: StepSettings | None = None, *, tell: Callable[[str], None] = lambda text: None,
+    keep: Callable[[Sequence[Record]], None] = lambda records: None,
+) -> list[Record]:  # fmt: skip
+    """Return a Record per codec: plain DDP's step beside the attached one, or the exchange of ``local SPEC``.
+
+    Args:
+        tell: Is called with each codec.
+        keep: Is called with all Records so far, after each.
+    """
     settings = settings or StepSettings()
-    chains = {spec: codec(spec) for spec in specs}
+    for spec in specs:
+        parse(spec.removeprefix(LOCAL))
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {settings.device}: torch sees no CUDA device here")
-    with _one_rank():
-        step = _Step(settings)
-        works: dict[tuple[str, str], Callable[[], None]] = {("step", ""): step.alone, ("ddp", ""): step.by_ddp}
-        for spec, chain in chains.items():
-            works["compressed", spec] = lambda chain=chain: step.compressed(chain)  # type: ignore[misc]
-            works["attached", spec] = lambda spec=spec: step.attached(spec)  # type: ignore[misc]
-        for work in works.values():  # compiles kernels and lets libraries and DDP settle
-            for _ in range(3):
-                work()
-        runs: dict[tuple[str, str], list[float]] = {name: [] for name in works}
-        for _ in range(settings.repeat):
-            for name, work in works.items():
-                runs[name].append(step.timed(work))
     records = []
-    for spec in chains:
-        values = {
-            "command": settings.command(specs), "model": settings.model, "batch": settings.batch, "spec": spec,
-            "values": step.flat.numel(), "buckets": len(step.buckets), "repeat": settings.repeat,
-            **_seconds("step_bf16", runs["step", ""]), **_seconds("ddp", runs["ddp", ""]),
-            **_seconds("compressed", runs["compressed", spec]), **_seconds("attached", runs["attached", spec]),
-            **_percent("added", runs["compressed", spec], runs["step", ""]),
-            **_percent("attached_added", runs["attached", spec], runs["ddp", ""]),
-        }  # fmt: skip
-        records.append(Record("bench.device.step", values, settings.seed))
+    with _one_rank(torch.device(settings.device)):
+        bench = _Bench(settings)
+        for spec in specs:
+            tell(spec)
+            local = spec.startswith(LOCAL)
+            found = bench.exchange_locally(spec.removeprefix(LOCAL)) if local else bench.compare(spec)
+            values = {
+                "command": settings.command(specs), "model": settings.model, "examples": bench.workload.examples,
+                "batch": bench.workload.inputs.shape[0], "spec": spec.removeprefix(LOCAL), "values": bench.values,
+                "repeat": settings.repeat, "compiled": settings.compiled, "accumulate": settings.accumulate, **found,
+            }  # fmt: skip
+            records.append(Record(f"bench.device.{'local' if local else 'step'}", values, settings.seed))
+            keep(records)
+        bench.attachment.detach()
     return records
 
 

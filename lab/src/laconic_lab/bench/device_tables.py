@@ -10,14 +10,13 @@ from laconic_lab.bench.cluster.tables import ClusterTable
 
 __all__ = ["device_tables"]
 
-STEP_ADDS = 5.0
-"""Goal: percent of a bf16 step that encoding and decoding all gradients may add."""
+DIFFERENCES = ("kernels, ms", "copies, ms", "kernels", "waits")
 
 OTHERS = {"feedback": "error feedback", "sum": "packed sums", "carried": "by an earlier threshold"}
 
 
 def device_tables(records: Sequence[Record]) -> list[ClusterTable]:
-    """Return the table of codecs and the table of training steps."""
+    """Return the tables of codecs, of training steps, of their profiles and of exchanges by LocalSGD."""
     codecs = [record for record in records if record.kind == "bench.device.codec"]
     steps = [record for record in records if record.kind == "bench.device.step"]
     found = []
@@ -25,6 +24,12 @@ def device_tables(records: Sequence[Record]) -> list[ClusterTable]:
         found.append(_codecs(next(record for record in records if record.kind == "bench.device"), codecs))
     if steps:
         found.append(_steps(steps))
+    if profiled := [record for record in steps if "attached_profile" in record.values]:
+        found.append(_profiles(profiled))
+    if before := [record for record in records if record.kind == "bench.device.profile"]:
+        found.append(_before(before))
+    if local := [record for record in records if record.kind == "bench.device.local"]:
+        found.append(_local(local))
     return found
 
 
@@ -77,22 +82,88 @@ def _steps(records: Sequence[Record]) -> ClusterTable:
     rows, goals, v = [], [], records[0].values
     for record in records:
         values = record.values
-        cells = [f"`{values['spec']}`"]
-        for step, way, added in (("step_bf16", "compressed", "added"), ("ddp", "attached", "attached_added")):
-            low, high = values[f"{added}_percent_quartiles"]
-            cells += [f"{1e3 * values[f'{step}_s']:.1f}", f"{1e3 * values[f'{way}_s']:.1f}",
-                      f"{values[f'{added}_percent']:.1f} ({low:.1f} to {high:.1f})"]  # fmt: skip
-        rows.append(tuple(cells))
-        for added, how in (("added", "in place"), ("attached_added", "attached")):
-            percent = values[f"{added}_percent"]
-            met = percent < STEP_ADDS
-            what = f"`{values['spec']}` {how} adds {percent:.1f} %, below {STEP_ADDS:g}: {'met' if met else 'missed'}"
-            goals.append((met, what))
+        low, high = values["attached_added_percent_quartiles"]
+        percent, limit = values["attached_added_percent"], values.get("limit_percent")
+        memory = values.get("added_peak_bytes")
+        rows.append((
+            _workload(values), f"`{values['spec']}`",
+            *(f"{1e3 * values[f'{which}_s']:.1f}" for which in ("ddp", "attached")),
+            f"{percent:.1f} ({low:.1f} to {high:.1f})", "" if limit is None else f"{limit:g}",
+            "" if memory is None else f"{memory / values['fp32_bytes']:.2f}",
+        ))  # fmt: skip
+        if limit is not None:
+            met = percent <= limit
+            what = f"{_workload(values)}, `{values['spec']}` adds {percent:.1f} %, at most {limit:g}"
+            goals.append((met, f"{what}: {'met' if met else 'missed'}"))
     notes = (
-        f"{records[0].machine.get('gpu', 'No GPU')}: a step of {v['model']} in bf16 with {v['batch']} images, and the "
-        f"same with all {v['values']:,} gradients encoded and decoded in place in {v['buckets']} buckets; then a step "
-        "of DDP in a group of one rank, and the same attached: a frame of each slot, on the host and back. In "
-        f"turns, {v['repeat']} of each; medians and quartiles. By `{v['command']}`."
+        f"{records[0].machine.get('gpu', 'No GPU')}, torch {records[0].versions['torch']}: a forward and backward pass "
+        f"in bf16 of DDP in a group of one rank, plain and attached, in turns, {v['repeat']} of each; medians and "
+        "quartiles of the percentage. The last column is the memory that the codec adds to the peak, in multiples of "
+        f"all gradients in float32. By {_commands(records)}."
     )
-    columns = ("codec", "step, ms", "in place, ms", "added, %", "DDP's step, ms", "attached, ms", "added, %")
-    return ClusterTable("device-step", columns, tuple(rows), 1, notes, tuple(goals))
+    columns = ("step", "codec", "plain, ms", "attached, ms", "added, %", "goal, %", "added memory")
+    return ClusterTable("device-step", columns, tuple(rows), 2, notes, tuple(goals))
+
+
+def _profiles(records: Sequence[Record]) -> ClusterTable:
+    rows = []
+    for record in records:
+        values = record.values
+        rows.append((
+            _workload(values), f"`{values['spec']}`", *_differences(values),
+            f"{1e3 * (values['attached_launched_s'] - values['ddp_launched_s']):.1f}",
+            f"{1e3 * (values['attached_s'] - values['ddp_s']):.1f}",
+        ))  # fmt: skip
+    notes = (
+        "What an attached step has more than a plain one: milliseconds of kernels and of copies, numbers of kernels "
+        "and of waits of the host, milliseconds until the host has launched the step, and milliseconds of the step. "
+        "Kernels run beside those of backward, so the step grows by less than their sum."
+    )
+    columns = ("step", "codec", *DIFFERENCES, "host, ms", "step, ms")
+    return ClusterTable("device-profile", columns, tuple(rows), 2, notes)
+
+
+def _before(records: Sequence[Record]) -> ClusterTable:
+    rows = [
+        (_workload(record.values), f"`{record.values['spec']}`", *_differences(record.values)) for record in records
+    ]
+    notes = f"Profiles of commit {records[0].commit}, by `{records[0].values['command']}`."
+    return ClusterTable("device-before", ("step", "codec", *DIFFERENCES), tuple(rows), 2, notes)
+
+
+def _differences(values: Mapping[str, Any]) -> list[str]:
+    """Return what an attached step has more than a plain one."""
+    plain, attached = values["ddp_profile"], values["attached_profile"]
+    return [
+        *(f"{attached[part]['ms'] - plain[part]['ms']:.1f}" for part in ("kernels", "copies")),
+        *(f"{attached[part]['count'] - plain[part]['count']:,.0f}" for part in ("kernels", "waits")),
+    ]
+
+
+def _local(records: Sequence[Record]) -> ClusterTable:
+    rows, goals = [], []
+    for record in records:
+        values = record.values
+        low, high = values["exchange_quartiles_s"]
+        seconds, limit = values["exchange_s"], values["limit_s"]
+        rows.append((
+            values["model"], f"`{values['spec']}`", f"{values['values']:,}",
+            f"{1e3 * seconds:.1f} ({1e3 * low:.1f} to {1e3 * high:.1f})",
+        ))  # fmt: skip
+        met = seconds < limit
+        what = f"`LocalSGD` exchanges {values['values']:,} parameters by `{values['spec']}` in {1e3 * seconds:.1f} ms"
+        goals.append((met, f"{what}, below {1e3 * limit:g}: {'met' if met else 'missed'}"))
+    notes = f"An exchange of all parameters by `LocalSGD` in a group of one rank. By {_commands(records)}."
+    return ClusterTable("device-local", ("model", "codec", "parameters", "exchange, ms"), tuple(rows), 2, notes,
+                        tuple(goals))  # fmt: skip
+
+
+def _workload(values: Mapping[str, Any]) -> str:
+    words = [f"{values['model']}, {values.get('examples', str(values['batch']) + ' images')}"]
+    words += ["compiled"] if values.get("compiled") else []
+    words += [f"{values['accumulate']} backward passes"] if values.get("accumulate", 1) > 1 else []
+    return ", ".join(words)
+
+
+def _commands(records: Sequence[Record]) -> str:
+    return ", ".join(f"`{command}`" for command in dict.fromkeys(record.values["command"] for record in records))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from laconic.cli.output import check_writable, progress_bar, stdout_console
-from laconic_lab.cli.results import measure, print_records, write_records
+from laconic_lab.cli.results import measure, print_records, show_records, write_records
 
 if TYPE_CHECKING:
     from laconic.records import Record
@@ -48,26 +49,25 @@ def bench_device(
 
 
 def bench_step(
-    specs: list[str] | None, device: str, model: str, repeat: int | None, seed: int, records: Path | None, json: bool
-) -> None:
-    from laconic_lab.bench.device_step import StepSettings, run_steps
+    specs: list[str] | None, device: str, model: str, repeat: int | None, seed: int, compiled: bool,
+    accumulate: int, records: Path | None, json: bool,
+) -> None:  # fmt: skip
+    from laconic.records import write
+    from laconic_lab.bench.device_step import LIMITS, StepSettings, run_steps
+    from laconic_lab.bench.device_tables import device_tables
 
-    chosen = specs or ["qsgd:4"]
-    settings = StepSettings(model=model, device=device, repeat=repeat or StepSettings.repeat, seed=seed)
-    found = measure("bench", records, lambda notify: run_steps(chosen, settings))
-    if json:
-        print_records(found, settings.command(chosen))
-        return
-    console = stdout_console()
-    for record in found:
-        values = record.values
-        low, high = values["added_percent_quartiles"]
-        console.print(
-            f"{values['spec']}: a bf16 step of {model} with {values['batch']} images takes "
-            f"{1e3 * values['step_bf16_s']:.1f} ms; encoding and decoding its {values['values']:,} gradients in "
-            f"{values['buckets']} buckets adds {values['added_percent']:.1f} % (quartiles {low:.1f} to {high:.1f})",
-            markup=False,
-        )
+    chosen = specs or [*LIMITS]
+    settings = StepSettings(
+        model=model, device=device, repeat=repeat or StepSettings.repeat, seed=seed, compiled=compiled,
+        accumulate=accumulate,
+    )  # fmt: skip
+
+    def keep(found: Sequence[Record]) -> None:
+        if records is not None:
+            write(found, records)
+
+    found = measure("bench", records, lambda notify: run_steps(chosen, settings, tell=notify, keep=keep))
+    show_records(found, settings.command(chosen), device_tables, json)
 
 
 def _print(found: list[DeviceResult], yardstick: Record) -> None:

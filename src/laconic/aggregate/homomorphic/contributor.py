@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,36 +16,17 @@ from laconic.codecs.memory import ErrorFeedback, residual_decay
 from laconic.codecs.powersgd import Matrix
 from laconic.errors import ConfigError, InputError
 from laconic.kernels.reference.packed_ints import rotate_back
-from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count
+from laconic.kernels.sections import packed_int_count
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
 from laconic.residuals import KeepsResiduals, RoundStats, SlotMemory
 
-__all__ = ["Contributor", "ContributorStats", "JoinedSlots"]
+__all__ = ["Contributor", "ContributorStats"]
 
 log = logging.getLogger("laconic")
 
 
 class ContributorStats(RoundStats):
     """Counts of a contributor."""
-
-
-@dataclass
-class JoinedSlots:
-    """Slots of one round in one tensor: the blocks of all, one behind the other.
-
-    Scales, integers and residuals belong to blocks, so one launch serves all slots.
-    """
-
-    slots: Sequence[str]
-    sizes: list[int]
-    values: Tensor
-
-    def split(self, values: Tensor, rotated: bool) -> Iterator[Tensor]:
-        """Yield each slot's part of a joined tensor, without the padding of its last block unless it is rotated."""
-        at = 0
-        for size in self.sizes:
-            yield values[at : at + packed_int_count(size, rotated)]
-            at += num_buckets(size, SUM_BLOCK) * SUM_BLOCK
 
 
 class Contributor(KeepsResiduals):
@@ -129,7 +109,7 @@ class Contributor(KeepsResiduals):
     def _probe(self, slot: str, values: Tensor, spec: TensorSpec, seed: int) -> Tensor:
         family = self.summing.family
         if isinstance(family, LowRank):
-            return family.probe(values, spec, seed, self._start(slot, family.matrix(spec), values))
+            return family.probe(values, spec, seed, self.start(slot, family.matrix(spec), values))
         return family.probe(values, spec, seed)
 
     def _add_residual(self, slot: str, flat: Tensor) -> Tensor:
@@ -150,8 +130,8 @@ class Contributor(KeepsResiduals):
             torch.add(flat, residual, out=buffer)
         return buffer
 
-    def _start(self, slot: str, matrix: Matrix, like: Tensor) -> Tensor | None:
-        """Return the matrix that power iteration continues from."""
+    def start(self, slot: str, matrix: Matrix, like: Tensor) -> Tensor | None:
+        """Return the matrix that power iteration continues from; None at first."""
         memory = self._memory(slot)
         if memory.companion is not None and tuple(memory.companion.shape) != (matrix.r, matrix.columns):
             log.warning("slot %r changed its shape: its warm start is dropped", slot)
@@ -234,69 +214,27 @@ class Contributor(KeepsResiduals):
         memory.residual, memory.previous = memory.previous, None
         self.stats.skipped_nonfinite += 1
 
-    # ------------------------------------------------------------------------------------------------- joined slots
+    # ------------------------------------------------------------------------------------- many slots at once on a GPU
 
-    def join(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> JoinedSlots | None:
-        """Begin a round of many slots on a GPU in one launch; None, with no effect, if they cannot be joined."""
-        family, first = self.summing.family, tensors[0]
-        if not isinstance(family, PackedInts) or family.selector is not None:
-            return None
-        if len(tensors) < 2 or not self.summing.ring:
-            return None
-        alike = all(
-            x.device == first.device and x.dtype == torch.float32 and x.is_contiguous() and x.numel() for x in tensors
-        )
-        backend = kernels.multi_tensor_backend_for(first) if alike else None
-        if backend is None:
-            return None
-        signs, sizes = family.stage.rotation_seed, [x.numel() for x in tensors]
-        residuals: list[Tensor | None] = [None] * len(slots)
-        if self.feedback:
-            shapes = [(packed_int_count(size, signs is not None),) for size in sizes]
-            memories = [self._fitting_memory(*each, first.device) for each in zip(slots, shapes, strict=True)]
-            residuals = [memory.residual for memory in memories]
-            for memory in memories:
-                memory.previous = None
-        blocks = sum(num_buckets(size, SUM_BLOCK) for size in sizes)
-        values = torch.empty(blocks * SUM_BLOCK, device=first.device)
-        backend.gather_blocks(tensors, residuals, self.decay, signs, values)
-        return JoinedSlots(slots, sizes, values)
+    def residuals_of(self, slots: Sequence[str], sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+        """Return the residuals of slots, flat and of these sizes, for an encoder that updates them in place."""
+        residuals = []
+        for slot, size in zip(slots, sizes, strict=True):
+            memory = self._fitting_memory(slot, (size,), device)
+            memory.previous = None
+            if memory.residual is None:
+                memory.residual = torch.zeros(size, device=device)
+            residuals.append(memory.residual)
+        return residuals
 
-    def probe_joined(self, joined: JoinedSlots) -> Tensor:
-        """Return this worker's probe: a scale for each block."""
-        family = self._packed_ints
-        return family.clamp_scales(family.stage.scales(joined.values, kernels.backend_for(joined.values)))
+    def keep_starts(self, slots: Sequence[str], starts: Sequence[Tensor]) -> None:
+        """Let power iteration continue from these matrices, which are updated in place."""
+        for slot, start in zip(slots, starts, strict=True):
+            self._memory(slot).companion = start
 
-    def encode_joined(self, joined: JoinedSlots, agreed: Tensor, *, seed: int, arena: Arena) -> tuple[Tensor, Tensor]:
-        """End the round: return the clips and packed integers of all blocks, and keep the residuals."""
-        family, summing, values = self._packed_ints, self.summing, joined.values
-        head, rounding_seed = family.head(summing.workers, summing.ring), self._sender(seed).rounding_seed
-        clips = family.stage.clips(agreed, head)
-        integers = family.stage.encode_packed_ints(
-            values, head, clips, kernels.backend_for(values), arena, rotation_seed=None, rounding_seed=rounding_seed,
-            feedback=self.feedback,
-        )  # fmt: skip
-        if self.feedback:
-            rotated = family.stage.rotation_seed is not None
-            for slot, residual in zip(joined.slots, joined.split(values, rotated), strict=True):
-                self._memory(slot).residual = residual
-        self.stats.rounds += len(joined.slots)
-        return clips, integers
-
-    def check_joined(self, joined: JoinedSlots) -> None:
-        """Reset residuals that overflowed float32. It waits for the device, so call it when all else is under way."""
-        if not self.feedback or kernels.backend_for(joined.values).all_finite(joined.values):
-            return
-        for slot in joined.slots:
-            residual = self.residual(slot)
-            if residual is not None and not bool(residual.isfinite().all()):
-                self._reset_overflowed(slot)
-
-    @property
-    def _packed_ints(self) -> PackedInts:
-        family = self.summing.family
-        assert isinstance(family, PackedInts)
-        return family
+    def rounding_seed(self, seed: int) -> int:
+        """Return this worker's rounding seed in a round."""
+        return self._sender(seed).rounding_seed
 
     def unsent(self, slot: str, numel: int) -> Tensor | None:
         """Return what a slot has yet to send as flat values: its residual, rotated back if the codec rotates."""

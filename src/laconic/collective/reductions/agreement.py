@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -17,10 +16,15 @@ from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.errors import InputError
 
-__all__ = ["begin_agreement"]
+__all__ = ["MAX_DIGEST", "begin_agreement", "digest_of"]
 
-_MAX_DIGEST: Final = (1 << 24) - 1
+MAX_DIGEST = (1 << 24) - 1
 """Digests up to this are exact in float32."""
+
+
+def digest_of(text: str) -> int:
+    """Return a number that tells apart what ranks reduce."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=3).digest(), "little")
 
 
 def begin_agreement(
@@ -46,15 +50,15 @@ def begin_agreement(
 
         return agreed_sum
     text = f"{summing.chain.text} {summing.workers} {tensors}"
-    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=3).digest(), "little")
-    digests = torch.tensor([digest, _MAX_DIGEST - digest], dtype=torch.float32, device=probe.device)
+    digest = digest_of(text)
+    digests = torch.tensor([digest, MAX_DIGEST - digest], dtype=torch.float32, device=probe.device)
     maxima = torch.cat([probe, digests])
     work = all_reduce(maxima, group, stats, dist.ReduceOp.MAX)
 
     def agreed_max() -> Tensor:
         with stats.during("wire_s"):
             work.wait()
-        if float(maxima[-2] + maxima[-1]) != _MAX_DIGEST:
+        if float(maxima[-2] + maxima[-1]) != MAX_DIGEST:
             raise InputError(f"ranks do not reduce the same tensors: this rank reduces {text[:200]!r}")
         return maxima[:-2]
 

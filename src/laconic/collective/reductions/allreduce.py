@@ -10,19 +10,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic import kernels
 from laconic.aggregate.homomorphic import Contributor, Summing
 from laconic.aggregate.homomorphic.summing import flat_values
 from laconic.codecs.packed_ints import PackedIntStage
-from laconic.collective.process_groups import is_registered, rank_in, size_of
+from laconic.collective.buffers import BufferCache
+from laconic.collective.process_groups import backend_of, is_registered, rank_in, size_of
 from laconic.collective.reductions.agreement import begin_agreement
+from laconic.collective.reductions.device_events import DeviceEvents
+from laconic.collective.reductions.device_sums import DeviceSums
 from laconic.collective.reductions.pieces import PendingSum, Piece, SumArena, grouped
 from laconic.collective.saved_state import ROUND, SCALES, saved_rounds, saved_scales
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.counters import LogOnce
-from laconic.errors import ConfigError, FrameError, InputError, NonFiniteError
-from laconic.kernels.interface import PackedIntSum
+from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.residuals import KeepsResiduals
 
 __all__ = ["Reducer", "allreduce"]
@@ -72,6 +73,10 @@ class Reducer:
         self._rounds: dict[str, int] = {}
         self._first_round = 0
         self._carried: dict[str, Tensor] = {}
+        self._events, self._buffers = DeviceEvents(), BufferCache()
+        self._device_sums = DeviceSums(
+            self.contributor, group, self.stats, self._events, float("nan") if nonfinite == "spread" else 0.0
+        )
 
     @property
     def summing(self) -> Summing:
@@ -111,7 +116,8 @@ class Reducer:
 
     def _reduce_with_agreement(self, tensors: Sequence[tuple[str, Tensor, Tensor]]) -> None:
         seeds = {slot: self._next_seed(slot, x) for slot, x, _ in tensors}
-        if self._reduce_joined(tensors, seeds):
+        tensors = self._reduce_on_device(tensors, seeds) if tensors else ()
+        if not tensors:
             return
         pieces, copies = [], []
         with self.stats.during("encode_s"):
@@ -172,7 +178,7 @@ class Reducer:
                 self.contributor.skip(piece.name)
                 self._fill_nonfinite(piece.out)
         for slot in unusable:
-            self._note_nonfinite(slot)
+            self._note_nonfinite(f"slot {slot!r}")
         return [piece for piece in pieces if piece.slot not in unusable]
 
     def _encode_and_add(self, pieces: list[Piece], seeds: Mapping[str, int], arena: SumArena) -> PendingSum:
@@ -215,43 +221,59 @@ class Reducer:
                 self.contributor.received(piece.name, packet)
                 self.summing.chain.decode(packet, out=piece.out)
 
-    # ------------------------------------------------------------------------------------------------- joined slots
+    # ------------------------------------------------------------------------------------------------- on the device
 
-    def _reduce_joined(self, tensors: Sequence[tuple[str, Tensor, Tensor]], seeds: Mapping[str, int]) -> bool:
-        """Reduce all slots in a few launches on a GPU; False, with no effect on the memory, if that is not possible.
+    def stays_on(self, device: torch.device) -> bool:
+        """Whether tensors on a device are exchanged without the host: ``reduce_all`` then only launches work."""
+        if device.type != "cuda" or backend_of(self.group) != "nccl" or self.nonfinite == "raise" or self.carry:
+            return False
+        return self._device_sums.serves(device)
 
-        The result is the same, except that stochastic rounding uses the rounding seed of the first slot for all.
-        """
-        if self.carry or not tensors or any(out is not x or x.numel() > PART for _, x, out in tensors):
-            return False
-        slots, values = [slot for slot, *_ in tensors], [x for _, x, _ in tensors]
-        with self.stats.during("encode_s"):
-            joined = self.contributor.join(slots, values)
-            if joined is None:
-                return False
-            probe = self.contributor.probe_joined(joined)
-        texts = [f"{slot} {list(x.shape)} {seeds[slot]}" for slot, x in zip(slots, values, strict=True)]
-        agreed = begin_agreement(self.summing, probe, " ".join(texts), self.group, self.stats)()
-        if not self.summing.usable(agreed):  # on all ranks, which then find the slot one by one
-            return False
-        arena = self._arenas[0].reset(values[0].device)
-        with self.stats.during("encode_s"):
-            clips, integers = self.contributor.encode_joined(joined, agreed, seed=seeds[slots[0]], arena=arena)
-            words = arena.with_count.view(torch.int32)
-            words[-1] = 1
-        work = all_reduce(words, self.group, self.stats)
-        with self.stats.during("wire_s"):
-            work.wait()
-        with self.stats.during("decode_s"):
-            backend, stage = kernels.multi_tensor_backend_for(values[0]), self.summing.chain.values
-            assert backend is not None and isinstance(stage, PackedIntStage)
-            head = replace(stage.header(self.summing.workers, ring=True), count=int(words[-1]))
-            total = PackedIntSum(integers, clips, head.coding, head.total)
-            overflow = backend.packed_int_decode_all(total, rotation_seed=stage.rotation_seed, outs=values)
-            self.contributor.check_joined(joined)
-            if int(overflow):
-                raise FrameError(f"the sum of {head.count} ranks has a value above {head.total}")
-        return True
+    def settle(self) -> None:
+        """Count what happened on a device so far, which waits for it."""
+        self._note_device_events(wait=True)
+
+    def _reduce_on_device(
+        self, tensors: Sequence[tuple[str, Tensor, Tensor]], seeds: Mapping[str, int]
+    ) -> list[tuple[str, Tensor, Tensor]]:
+        """Reduce slots in a few launches on a GPU; return those that are left, the same on all ranks."""
+        devices = {x.device for _, x, _ in tensors}
+        if self.carry or len(devices) != 1 or not self._device_sums.serves(tensors[0][1].device):
+            return list(tensors)
+        self._note_device_events(wait=False)
+        named: list[tuple[str, Tensor]] = []
+        shapes: list[torch.Size] = []
+        copies: list[tuple[Tensor, Tensor]] = []
+        left = [each for each in tensors if not self._device_sums.takes(each[1].shape)]
+        for slot, x, out in tensors:
+            if not self._device_sums.takes(x.shape):
+                continue
+            direct = out.dtype == torch.float32 and out.is_contiguous()
+            # Always in the same memory, which a CUDA graph needs.
+            flat = out.view(-1) if direct else self._buffers.get(len(copies), x.numel(), torch.float32, x.device)
+            if not direct or out is not x:
+                flat.view(x.shape).copy_(x)
+            if not direct:
+                copies.append((out, flat))
+            pieces = self.pieces(slot, x.numel())
+            named += [(name, flat[begin:end]) for name, begin, end in pieces]
+            shapes += [x.shape] * len(pieces)
+        if named:
+            self._device_sums.reduce(named, shapes, seeds)
+        for out, flat in copies:
+            out.copy_(flat.view(out.shape))
+        if not self.stays_on(next(iter(devices))):
+            self._note_device_events(wait=True)
+        return left
+
+    def _note_device_events(self, *, wait: bool) -> None:
+        nonfinite, resets = self._events.new(wait=wait)
+        if resets:
+            self.contributor.stats.residual_resets += resets
+            self._warn_once("overflow", "a residual overflowed float32 and is reset")
+        if nonfinite:
+            self.contributor.stats.skipped_nonfinite += nonfinite
+            self._note_nonfinite("a slot", nonfinite)
 
     # ---------------------------------------------------------------------------------------------- carried scales
 
@@ -283,16 +305,16 @@ class Reducer:
         if usable:
             self.contributor.undo(slot)
         self._fill_nonfinite(out)
-        self._note_nonfinite(slot)
+        self._note_nonfinite(f"slot {slot!r}")
 
     def _fill_nonfinite(self, out: Tensor) -> None:
         out.fill_(float("nan") if self.nonfinite == "spread" else 0.0)
 
-    def _note_nonfinite(self, slot: str) -> None:
-        self.stats.skipped_nonfinite += 1
+    def _note_nonfinite(self, what: str, count: int = 1) -> None:
+        self.stats.skipped_nonfinite += count
         if self.nonfinite == "raise":
-            raise NonFiniteError(f"slot {slot!r}: a value of some rank is not finite; all ranks skip this round")
-        self._warn_once("nonfinite", f"slot {slot!r}: a value of some rank is not finite, all ranks skip the round")
+            raise NonFiniteError(f"{what}: a value of some rank is not finite; all ranks skip this round")
+        self._warn_once("nonfinite", f"{what}: a value of some rank is not finite, all ranks skip the round")
 
     # -------------------------------------------------------------------------------------------------------- state
 

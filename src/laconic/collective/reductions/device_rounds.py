@@ -1,127 +1,156 @@
 """The two rounds of ``TwoShot`` on a GPU: sections travel between GPUs, and the host never waits for them.
 
-It serves quantizers with multi-tensor kernels (``qsgd``, ``sign``, ``onebit``, ``bins``), with or without error
-feedback. Sections hold the same bytes as those of frames, but there are no headers and checksums: both ends know the
-layout, and NCCL delivers what was sent. What the host would look at stays on the device: whether a shard is finite
-travels as its amax bits behind the sections, and events are counted there and read when somebody asks.
+It serves codecs whose messages have a fixed size (``device_codings.py``), with or without error feedback. There are no
+headers and checksums: both ends know the layout, and NCCL delivers what was sent. What the host would look at stays on
+the device: whether a shard is finite travels as its amax bits behind the sections, and events are counted there and
+read when somebody asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic import kernels, multi_tensor
+from laconic import kernels
 from laconic.channels import Channel
-from laconic.codecs import Chain
 from laconic.collective.process_groups import rank_in, size_of
-from laconic.collective.reductions.ranges import Range, cut_into_parts
+from laconic.collective.reductions.device_codings import DeviceCoding
+from laconic.collective.reductions.device_events import INVALID, NONFINITE, RESETS, DeviceEvents
+from laconic.collective.reductions.device_messages import Message, Plan
+from laconic.collective.reductions.device_replay import Recent, Replay
+from laconic.collective.reductions.ranges import cut_into_parts
 from laconic.collective.reductions.shards import hash_of
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import ALL_GATHER
-from laconic.errors import FrameError
-from laconic.kernels.interface import NONFINITE
-from laconic.kernels.random import splitmix64, splitmix64_all
-from laconic.wire import align
+from laconic.kernels.interface import NONFINITE as NONFINITE_BITS
+from laconic.kernels.random import splitmix64
 
 __all__ = ["DeviceRounds"]
 
 PART = 1 << 26
 """The largest number of values of one round. More would need large buffers; fewer, more launches."""
 
-MAX_PLANS = 256
-
-NONFINITE_SHARDS, INVALID_SECTIONS, RESETS = range(3)
-"""What is counted on the device."""
+MAX_PLANS = 4096
+"""Sets of slots whose buffers are kept: a module's DDP buckets, before and after DDP has reordered them."""
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Where the sections of shards are in a message: the sections of all shards, then the amax bits of each."""
-
-    floats: list[int]
-    packed: list[int]
-    amax_bits: int
-    nbytes: int
-
-    @classmethod
-    def of(cls, sizes: Sequence[int], chain: Chain) -> _Layout:
-        stage = multi_tensor.stage_of(chain)
-        floats, packed, at = [], [], 0
-        for size in sizes:
-            first, second = stage.section_nbytes(size, 4)
-            floats.append(at)
-            packed.append(align(at + first))
-            at = align(packed[-1] + second)
-        return cls(floats, packed, at, align(at + 4 * len(sizes)))
-
-    def words(self, begin: int) -> list[int]:
-        """Return where the amax bits are, in words, in a buffer whose message begins at a byte."""
-        return [(begin + self.amax_bits) // 4 + i for i in range(len(self.floats))]
-
-
-class _Message:
-    """Shards, and the addresses of their sections in a buffer that holds one message or one of each rank.
+class _Sender:
+    """Encodes the shards of one message, with their residuals.
 
     Args:
-        begins: Where the message of each owner begins in the buffer, in bytes.
+        sender: Whose rounding seeds are used.
+        values: The shards.
     """
 
     def __init__(
-        self, shards: Sequence[Sequence[Range]], layouts: Sequence[_Layout], begins: Mapping[int, int], buffer: Tensor
-    ) -> None:
-        base = buffer.data_ptr()
-        self.ranges = [piece for owner in begins for piece in shards[owner]]
-        self.names = [piece.name for piece in self.ranges]
-        self.floats = [base + begin + at for owner, begin in begins.items() for at in layouts[owner].floats]
-        self.packed = [base + begin + at for owner, begin in begins.items() for at in layouts[owner].packed]
-        words = [word for owner, begin in begins.items() for word in layouts[owner].words(begin)]
-        self._words = buffer.view(torch.int32)
-        self._amax_at = torch.tensor(words, dtype=torch.int64).to(buffer.device)
+        self, coding: DeviceCoding, channel: Channel, message: Message, sender: int, values: Sequence[Tensor],
+        counts: Tensor,
+    ) -> None:  # fmt: skip
+        import numpy as np
 
-    def values(self, flats: Sequence[Tensor]) -> list[Tensor]:
-        return [flats[piece.slot][piece.begin : piece.end] for piece in self.ranges]
+        self._coding, self._channel, self._message, self._values = coding, channel, message, values
+        self._counts, self._backend = counts, backend_for(values[0])
+        self._residuals = channel.residuals_of(message.names, values)
+        self._slots, device = [piece.slot for piece in message.ranges], values[0].device
+        inner = np.array([splitmix64(sender ^ hash_of(name)) for name in message.names], dtype=np.uint64)
+        self._inner = torch.from_numpy(inner.view(np.int64)).to(device, non_blocking=True)
+        self._rounds, self._next = torch.zeros_like(self._inner), [1] * len(values)
+        self._keys = torch.zeros(len(values), 2, dtype=torch.int32, device=device)
 
     @property
-    def amax_bits(self) -> Tensor:
-        """The amax bits in the message, of each shard."""
-        return self._words[self._amax_at]
+    def current(self) -> bool:
+        """Whether the channel still keeps the same residuals."""
+        if self._residuals is None:
+            return True
+        of = self._channel.residual
+        return all(of(name) is each for name, each in zip(self._message.names, self._residuals, strict=True))
 
-    @amax_bits.setter
-    def amax_bits(self, bits: Tensor) -> None:
-        self._words[self._amax_at] = bits
+    def begin_round(self, rounds: Sequence[int]) -> None:
+        """Let this round's rounding seeds be those of the frames that ``TwoShot`` would send.
+
+        The device counts rounds as well, so nothing is copied unless they do not follow one another.
+
+        Args:
+            rounds: The round of each slot.
+        """
+        wanted = [rounds[slot] for slot in self._slots]
+        if self._coding.randomized and wanted != self._next:
+            self._rounds.copy_(torch.tensor(wanted, dtype=torch.int64) - 1, non_blocking=True)
+        self._next = [number + 1 for number in wanted]
+
+    def encode(self, unusable: Tensor | None = None) -> None:
+        """Write the message: sections, and the amax bits of each shard, or those that make it unusable."""
+        backend, residuals, values, message = self._backend, self._residuals, self._values, self._message
+        if self._coding.randomized:
+            backend.next_round_keys(self._rounds, self._inner, self._keys)
+        if self._coding.zeroed:
+            message.buffer.zero_()
+        if residuals is None:
+            bits = self._coding.encode(values, None, backend, self._keys, message.sections, unusable, self._counts)
+            message.amax_bits = bits if unusable is None else torch.maximum(bits, unusable)
+            return
+        skip = backend.amax_bits_all(values)  # an error must leave residuals unchanged, so it is detected beforehand
+        if unusable is not None:
+            skip = torch.maximum(skip, unusable)
+        if self._channel.decay != 1.0:
+            backend.scale_all(residuals, self._channel.decay, skip)
+        bits = self._coding.encode(values, residuals, backend, self._keys, message.sections, skip, self._counts)
+        backend.fill_all(residuals, bits, 0.0)  # where a sum with the residual left float32
+        self._counts[RESETS].add_((bits >= NONFINITE_BITS).sum())
+        message.amax_bits = torch.maximum(bits, skip)
 
 
-class _Plan:
-    """Shards of slots of some sizes, and buffers for their messages."""
+class _Round:
+    """The exchange of some tensors, in stretches of work between the collectives."""
 
-    def __init__(self, ranges: Sequence[Range], chain: Chain, rank: int, ranks: int, device: torch.device) -> None:
-        shards: list[list[Range]] = [[] for _ in range(ranks)]
-        for piece in ranges:
-            shards[piece.owner].append(piece)
-        layouts = [_Layout.of([piece.end - piece.begin for piece in owned], chain) for owned in shards]
-        self.peers = [peer for peer in range(ranks) if peer != rank]
-        self.sent_nbytes = [0 if owner == rank else layout.nbytes for owner, layout in enumerate(layouts)]
-        self.received_nbytes = [0 if peer == rank else layouts[rank].nbytes for peer in range(ranks)]
-        self.mean_nbytes = max(layout.nbytes for layout in layouts)
+    def __init__(
+        self, plan: Plan, coding: DeviceCoding, channels: tuple[Channel, Channel], flats: Sequence[Tensor], rank: int,
+        ranks: int, counts: Tensor,
+    ) -> None:  # fmt: skip
+        self.plan, self._coding, self._counts, self._weight = plan, coding, counts, 1.0 / ranks
+        self._own, self._all = plan.own.values(flats), plan.all.values(flats)
+        self._backend, device = backend_for(flats[0]), flats[0].device
+        outgoing = plan.outgoing.values(flats)
+        self._outgoing = _Sender(coding, channels[0], plan.outgoing, rank, outgoing, counts) if outgoing else None
+        self._means = _Sender(coding, channels[1], plan.own, ranks, self._own, counts) if self._own else None
+        self.senders = [sender for sender in (self._outgoing, self._means) if sender is not None]
+        stretches: list[Callable[[], None]] = [self._send, self._sum, self._receive]
+        if not plan.peers:
+            stretches = [self._exchange_alone]
+        self.stretches = [Replay(stretch, device) for stretch in stretches]
 
-        def buffer(nbytes: int) -> Tensor:
-            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    def _send(self) -> None:
+        if self._outgoing is not None:
+            self._outgoing.encode()
 
-        self.sent, self.received = buffer(sum(self.sent_nbytes)), buffer(sum(self.received_nbytes))
-        self.mean, self.means = buffer(self.mean_nbytes), buffer(ranks * self.mean_nbytes)
-        sent_at = {owner: sum(self.sent_nbytes[:owner]) for owner in self.peers}
-        self.outgoing = _Message(shards, layouts, sent_at, self.sent)
-        self.incoming = [
-            _Message(shards, layouts, {rank: sum(self.received_nbytes[:peer])}, self.received) for peer in self.peers
-        ]
-        self.own = _Message(shards, layouts, {rank: 0}, self.mean)
-        self.all = _Message(shards, layouts, {owner: owner * self.mean_nbytes for owner in range(ranks)}, self.means)
+    def _sum(self) -> None:
+        """Add up the shards of this rank, and encode the means."""
+        if self._means is None:
+            return
+        torch._foreach_mul_(self._own, self._weight)
+        unusable = torch.zeros(len(self._own), dtype=torch.int32, device=self._own[0].device)
+        for message in self.plan.incoming:
+            bits = message.amax_bits
+            flag = self._coding.decode(message.sections, self._backend, self._own, self._weight, bits)
+            self._counts[INVALID].add_(flag[0])
+            unusable = torch.maximum(unusable, bits)
+        self._means.encode(unusable)
+
+    def _receive(self) -> None:
+        bits = self.plan.all.amax_bits
+        flag = self._coding.decode(self.plan.all.sections, self._backend, self._all, None, bits)
+        self._backend.fill_all(self._all, bits, float("nan"))
+        self._counts[INVALID].add_(flag[0])
+        self._counts[NONFINITE].add_((bits >= NONFINITE_BITS).sum())
+
+    def _exchange_alone(self) -> None:
+        assert self._means is not None
+        self._means.encode()
+        self._receive()
 
 
 class DeviceRounds:
@@ -134,154 +163,64 @@ class DeviceRounds:
     """
 
     def __init__(
-        self, chain: Chain, scatter: Channel, gather: Channel, group: dist.ProcessGroup | None, stats: ExchangeStats
-    ) -> None:
-        self._chain, self._stage = chain, multi_tensor.stage_of(chain)
-        self._scatter, self._gather, self._group, self.stats = scatter, gather, group, stats
+        self, coding: DeviceCoding, scatter: Channel, gather: Channel, group: dist.ProcessGroup | None,
+        stats: ExchangeStats,
+    ) -> None:  # fmt: skip
+        self._coding, self._channels, self._group, self.stats = coding, (scatter, gather), group, stats
         self.rank, self.ranks = rank_in(group), size_of(group)
-        self._plans: dict[tuple[Any, ...], list[_Plan]] = {}
-        self._seeds: dict[tuple[tuple[str, ...], int], Any] = {}
-        self._events: dict[torch.device, _Events] = {}
+        self._plans: dict[tuple[Any, ...], list[Plan]] = {}
+        self._rounds: Recent[tuple[tuple[tuple[str, int], ...], list[_Round]]] = Recent()
+        self.events = DeviceEvents()
 
     def reduce(self, flats: Sequence[tuple[str, Tensor]], rounds: Mapping[str, int]) -> None:
         """Replace tensors by their means. It only launches work: later uses on the same stream see the means."""
-        slots, values = [slot for slot, _ in flats], [flat for _, flat in flats]
-        events = self._events_on(values[0].device)
-        for plan in self._plans_for(flats):
-            unusable = self._sum_shards(plan, slots, values, rounds, events) if plan.peers else None
-            self._send_means(plan, slots, values, rounds, events, unusable)
-        events.copy_to_host()
+        numbers = [rounds[slot] for slot, _ in flats]
+        for exchange in self._rounds_for(flats):
+            for sender in exchange.senders:
+                sender.begin_round(numbers)
+            self._run(exchange)
+        self.events.copy_to_host()
 
-    def _plans_for(self, flats: Sequence[tuple[str, Tensor]]) -> list[_Plan]:
-        device, sizes = flats[0][1].device, tuple((slot, flat.numel()) for slot, flat in flats)
+    def _run(self, exchange: _Round) -> None:
+        plan, (first, *others) = exchange.plan, exchange.stretches
+        first()
+        if not others:
+            return
+        self.stats.bytes_sent += sum(plan.sent_nbytes) + plan.mean_nbytes * len(plan.peers)
+        self.stats.bytes_received += sum(plan.received_nbytes) + plan.mean_nbytes * len(plan.peers)
+        dist.all_to_all_single(plan.received, plan.sent, plan.received_nbytes, plan.sent_nbytes, group=self._group)
+        others[0]()
+        getattr(dist, ALL_GATHER)(plan.means, plan.mean, group=self._group)
+        others[1]()
+
+    def _rounds_for(self, flats: Sequence[tuple[str, Tensor]]) -> list[_Round]:
+        """Return the rounds of tensors, made anew if they or their residuals are elsewhere than before."""
+        found, sizes = self._rounds.get(flats), tuple((slot, flat.numel()) for slot, flat in flats)
+        if found is None or found[0] != sizes or not all(s.current for each in found[1] for s in each.senders):
+            values, counts = [flat for _, flat in flats], self.events.on(flats[0][1].device)
+            found = (
+                sizes,
+                [
+                    _Round(plan, self._coding, self._channels, values, self.rank, self.ranks, counts)
+                    for plan in self._plans_for(sizes, values[0].device)
+                ],
+            )
+            self._rounds.put(flats, found)
+        return found[1]
+
+    def _plans_for(self, sizes: tuple[tuple[str, int], ...], device: torch.device) -> list[Plan]:
         plans = self._plans.get((device, sizes))
         if plans is None:
             if len(self._plans) >= MAX_PLANS:  # the sets of slots do not recur
                 self._plans.clear()
             plans = self._plans[device, sizes] = [
-                _Plan(ranges, self._chain, self.rank, self.ranks, device)
+                Plan(ranges, self._coding, self.rank, self.ranks, device)
                 for ranges in cut_into_parts(sizes, PART, self.ranks)
             ]
         return plans
 
-    def _sum_shards(
-        self, plan: _Plan, slots: Sequence[str], flats: Sequence[Tensor], rounds: Mapping[str, int], events: _Events
-    ) -> Tensor | None:
-        """Send the shards of other owners and add up those of this rank; return which of these are not finite."""
-        outgoing = plan.outgoing
-        if outgoing.names:
-            seeds = self._seeds_of(outgoing, self.rank, slots, rounds)
-            outgoing.amax_bits = self._encode(self._scatter, outgoing, outgoing.values(flats), seeds, None, events)
-        self.stats.bytes_sent += sum(plan.sent_nbytes)
-        self.stats.bytes_received += sum(plan.received_nbytes)
-        dist.all_to_all_single(plan.received, plan.sent, plan.received_nbytes, plan.sent_nbytes, group=self._group)
-        own = plan.own.values(flats)
-        if not own:
-            return None
-        backend, weight = self._backend(own[0]), 1.0 / self.ranks
-        torch._foreach_mul_(own, weight)
-        unusable = torch.zeros(len(own), dtype=torch.int32, device=own[0].device)
-        for message in plan.incoming:
-            bits = message.amax_bits
-            flag = self._stage.dequantize_all(message.floats, message.packed, backend, own, weight, skip=bits)
-            events.counts[INVALID_SECTIONS] += flag[0]
-            unusable = torch.maximum(unusable, bits)
-        return unusable
 
-    def _send_means(
-        self, plan: _Plan, slots: Sequence[str], flats: Sequence[Tensor], rounds: Mapping[str, int], events: _Events,
-        unusable: Tensor | None,
-    ) -> None:  # fmt: skip
-        own, everything = plan.own.values(flats), plan.all.values(flats)
-        if own:
-            seeds = self._seeds_of(plan.own, self.ranks, slots, rounds)
-            plan.own.amax_bits = self._encode(self._gather, plan.own, own, seeds, unusable, events)
-        if plan.peers:
-            self.stats.bytes_sent += plan.mean_nbytes * len(plan.peers)
-            self.stats.bytes_received += plan.mean_nbytes * len(plan.peers)
-            getattr(dist, ALL_GATHER)(plan.means, plan.mean, group=self._group)
-        else:
-            plan.means.copy_(plan.mean)
-        backend, bits = self._backend(everything[0]), plan.all.amax_bits
-        flag = self._stage.dequantize_all(plan.all.floats, plan.all.packed, backend, everything, None, skip=bits)
-        backend.fill_all(everything, bits, float("nan"))
-        events.counts[INVALID_SECTIONS] += flag[0]
-        events.counts[NONFINITE_SHARDS] += (bits >= NONFINITE).sum()
-
-    def _encode(
-        self, channel: Channel, message: _Message, values: Sequence[Tensor], seeds: Any, unusable: Tensor | None,
-        events: _Events,
-    ) -> Tensor:  # fmt: skip
-        """Encode shards with their residuals; return the amax bits of each, or those that make it unusable."""
-        backend, residuals = self._backend(values[0]), channel.residuals_of(message.names, values)
-        if residuals is None:
-            bits = self._stage.quantize_all(values, None, backend, seeds, message.floats, message.packed, skip=unusable)
-            return bits if unusable is None else torch.maximum(bits, unusable)
-        skip = backend.amax_bits_all(values)  # an error must leave residuals unchanged, so it is detected beforehand
-        if unusable is not None:
-            skip = torch.maximum(skip, unusable)
-        if channel.decay != 1.0:
-            backend.scale_all(residuals, channel.decay, skip)
-        bits = self._stage.quantize_all(values, residuals, backend, seeds, message.floats, message.packed, skip=skip)
-        backend.fill_all(residuals, bits, 0.0)  # where a sum with the residual left float32
-        events.counts[RESETS] += (bits >= NONFINITE).sum()
-        return torch.maximum(bits, skip)
-
-    def _seeds_of(self, message: _Message, sender: int, slots: Sequence[str], rounds: Mapping[str, int]) -> Any:
-        """Return the rounding seed of each shard: those of the frames that ``TwoShot`` would send."""
-        import numpy as np
-
-        key = (tuple(message.names), sender)
-        inner = self._seeds.get(key)
-        if inner is None:
-            if len(self._seeds) >= MAX_PLANS:
-                self._seeds.clear()
-            inner = self._seeds[key] = np.array(
-                [splitmix64(sender ^ hash_of(name)) for name in message.names], dtype=np.uint64
-            )
-        counts = np.array([rounds[slots[piece.slot]] for piece in message.ranges], dtype=np.uint64)
-        return splitmix64_all(counts ^ inner)
-
-    def _events_on(self, device: torch.device) -> _Events:
-        events = self._events.get(device)
-        if events is None:
-            events = self._events[device] = _Events(device)
-        return events
-
-    def new_events(self, *, wait: bool) -> tuple[int, int]:
-        """Return how many shards were not finite and how many residuals were reset since the last call.
-
-        ``FrameError`` if a section held bytes that no encoder writes.
-
-        Args:
-            wait: For all work so far; otherwise events of the last rounds may be missing.
-        """
-        counts = [sum(each) for each in zip(*(events.new(wait) for events in self._events.values()), strict=True)]
-        if not counts:
-            return 0, 0
-        if counts[INVALID_SECTIONS]:
-            raise FrameError("sections from another rank hold a scale that is not a finite, non-negative number")
-        return counts[NONFINITE_SHARDS], counts[RESETS]
-
-    def _backend(self, x: Tensor) -> kernels.MultiTensorKernels:
-        backend = kernels.multi_tensor_backend_for(x)
-        assert backend is not None
-        return backend
-
-
-class _Events:
-    """Counts on a device, copied to the host without waiting."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.counts = torch.zeros(3, dtype=torch.int64, device=device)
-        self._on_host = torch.zeros(3, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._seen = [0, 0, 0]
-
-    def copy_to_host(self) -> None:
-        self._on_host.copy_(self.counts, non_blocking=True)
-
-    def new(self, wait: bool) -> list[int]:
-        now = (self.counts if wait else self._on_host).tolist()
-        new = [count - seen for count, seen in zip(now, self._seen, strict=True)]
-        self._seen = now
-        return new
+def backend_for(x: Tensor) -> kernels.MultiTensorKernels:
+    backend = kernels.multi_tensor_backend_for(x)
+    assert backend is not None
+    return backend

@@ -12,17 +12,40 @@ from torch import Tensor
 
 from laconic.collective.buffers import BufferCache
 from laconic.collective.process_groups import size_of
+from laconic.collective.reductions.device_replay import Replay
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.residuals import KeepsResiduals
 
 __all__ = ["Exact", "begin_mean"]
 
+MAX_JOINED = 256
+"""Sets of tensors on a GPU whose CUDA graphs are kept."""
+
 
 def begin_mean(flat: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats) -> Any:
     """Start an all-reduce that replaces a tensor by its mean. As in DDP, it scales before it adds: the same bits."""
     flat.mul_(1.0 / size_of(group))
     return all_reduce(flat, group, stats)
+
+
+class _Joined:
+    """Tensors of one dtype, which are averaged as one: gathered into a flat tensor, and copied back."""
+
+    def __init__(self, tensors: Sequence[Tensor], flat: Tensor, size: int) -> None:
+        self.flat, self.numel = flat, flat.numel()
+        flattened = [x.reshape(-1) for x in tensors] if all(x.is_contiguous() for x in tensors) else None
+        parts = [
+            part.view(x.shape) for x, part in zip(tensors, torch.split(flat, [x.numel() for x in tensors]), strict=True)
+        ]
+
+        def gather() -> None:
+            torch.cat(flattened or [x.reshape(-1) for x in tensors], out=flat)
+            flat.mul_(1.0 / size)  # before it is added, as in DDP: the same bits
+
+        # A few launches for any number of tensors: launches are what small tensors cost on a GPU.
+        self.gather = Replay(gather, flat.device)
+        self.scatter = Replay(lambda: torch._foreach_copy_(list(tensors), parts), flat.device)
 
 
 class Exact:
@@ -32,6 +55,7 @@ class Exact:
         self.group = group
         self.stats = ExchangeStats() if stats is None else stats
         self._buffers = BufferCache()
+        self._joined: dict[tuple[Any, ...], _Joined] = {}
 
     def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         self.begin(tensors)()
@@ -41,22 +65,31 @@ class Exact:
         self.stats.rounds += 1
         pending = []
         for dtype in dict.fromkeys(x.dtype for _, x in tensors):
-            same = [x for _, x in tensors if x.dtype == dtype]
-            numel = sum(x.numel() for x in same)
-            self.stats.values += numel
-            flat = self._buffers.get("flat", numel, dtype, same[0].device)
-            torch.cat([x.reshape(-1) for x in same], out=flat)
-            pending.append((same, flat, begin_mean(flat, self.group, self.stats)))
+            joined = self._join([x for _, x in tensors if x.dtype == dtype])
+            self.stats.values += joined.numel
+            joined.gather()
+            pending.append((joined, all_reduce(joined.flat, self.group, self.stats)))
 
         def finish() -> None:
-            for same, flat, work in pending:
+            for joined, work in pending:
                 with self.stats.during("wire_s"):
                     work.wait()
-                parts = torch.split(flat, [x.numel() for x in same])
-                # A few launches for any number of tensors: launches are what small tensors cost on a GPU.
-                torch._foreach_copy_(same, [part.view(x.shape) for x, part in zip(same, parts, strict=True)])
+                joined.scatter()
 
         return finish
+
+    def _join(self, tensors: Sequence[Tensor]) -> _Joined:
+        first, numel = tensors[0], sum(x.numel() for x in tensors)
+        flat = self._buffers.get("flat", numel, first.dtype, first.device)
+        if not first.is_cuda:
+            return _Joined(tensors, flat, size_of(self.group))
+        key = (flat.data_ptr(), first.dtype, *((x.data_ptr(), x.shape, x.stride()) for x in tensors))
+        joined = self._joined.get(key)
+        if joined is None:
+            while len(self._joined) >= MAX_JOINED:  # the tensors are elsewhere in every round
+                del self._joined[next(iter(self._joined))]
+            joined = self._joined[key] = _Joined(tensors, flat, size_of(self.group))
+        return joined
 
     residual_resets = 0
 

@@ -14,15 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic import kernels, multi_tensor
+from laconic import kernels
 from laconic.codecs import parse
 from laconic.codecs.memory import MomentumCorrection
 from laconic.collective.process_groups import is_registered
+from laconic.collective.reductions.device_codings import coding_of
 from laconic.collective.reductions.device_rounds import DeviceRounds
 from laconic.collective.reductions.ranges import PART, Range, cut_into_parts, join_residuals, split_residual
 from laconic.collective.reductions.shards import GATHER, SCATTER, Part, Plan, Shard, ShardRounds
 from laconic.collective.stats import ExchangeStats
-from laconic.errors import InputError
+from laconic.errors import InputError, NonFiniteError
 
 __all__ = ["TwoShot"]
 
@@ -43,7 +44,7 @@ class TwoShot(ShardRounds):
             whose selector kept it.
         stats: Where to count; a new ``ExchangeStats`` by default.
         on_device: Exchange sections between GPUs instead of frames between hosts. By default where it is possible: with
-            NCCL or one rank, for CUDA tensors, ``spread``, and a quantizer that has multi-tensor kernels.
+            NCCL or one rank, for CUDA tensors, not with ``skip``, and for codecs whose messages have a fixed size.
     """
 
     def __init__(
@@ -55,49 +56,62 @@ class TwoShot(ShardRounds):
         self._needs_cuda = on_device is None
         if on_device is None:
             on_device = is_registered(group) and (self.transport.grouped or self.transport.size == 1)
-        if on_device and multi_tensor.has_stage(self._chain) and nonfinite == "spread" and not self._encodes_own:
+        coding = coding_of(self._chain)
+        if on_device and coding is not None and nonfinite != "skip" and not self._encodes_own:
             self._device_rounds = DeviceRounds(
-                self._chain, self._channels[SCATTER], self._channels[GATHER], group, self.stats
+                coding, self._channels[SCATTER], self._channels[GATHER], group, self.stats
             )
 
     def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Replace tensors by their means: the same bits on every rank."""
         copies = []
         flats = []
-        for slot, x in tensors:
+        for number, (slot, x) in enumerate(tensors):
             direct = x.dtype == torch.float32 and x.is_contiguous()
-            flat = x.view(-1) if direct else x.detach().to(torch.float32).reshape(-1).contiguous()
-            flats.append((slot, flat))
-            if not direct:
+            if direct:
+                flat = x.view(-1)
+            else:  # always in the same memory, which a CUDA graph needs
+                flat = self._buffers.get(("float32", number), x.numel(), torch.float32, x.device)
+                flat.view(x.shape).copy_(x.detach())
                 copies.append((x, flat))
+            flats.append((slot, flat))
             self._next_round(slot, x.numel())
         self.stats.rounds += 1
-        if self._device_rounds is not None and self.stays_on(flats[0][1].device):
-            self._note_device_events(self._device_rounds.new_events(wait=False))
-            self._device_rounds.reduce(flats, self._rounds)
+        rounds = self._rounds_on(flats[0][1].device)
+        if rounds is not None:
+            self._note_device_events(rounds.events.new(wait=False))
+            rounds.reduce(flats, self._rounds)
         else:
             self._reduce_by_frames(flats)
         for x, flat in copies:
             x.copy_(flat.view(x.shape))
+        if rounds is not None and self.nonfinite == "raise":
+            self.settle()
 
     def stays_on(self, device: torch.device) -> bool:
         """Whether tensors on a device are exchanged without the host: ``reduce_all`` then only launches work."""
-        if self._device_rounds is None or (self._needs_cuda and device.type != "cuda"):
-            return False
-        return kernels.multi_tensor_backend_for(torch.empty(0, device=device)) is not None
+        return self.nonfinite == "spread" and self._rounds_on(device) is not None
+
+    def _rounds_on(self, device: torch.device) -> DeviceRounds | None:
+        if self._needs_cuda and device.type != "cuda":
+            return None
+        found = self._device_rounds
+        return found if found and kernels.multi_tensor_backend_for(torch.empty(0, device=device)) is not None else None
 
     def settle(self) -> None:
         """Count what happened on a device so far, which waits for it."""
         if self._device_rounds is not None:
-            self._note_device_events(self._device_rounds.new_events(wait=True))
+            self._note_device_events(self._device_rounds.events.new(wait=True))
 
     def _note_device_events(self, events: tuple[int, int]) -> None:
         nonfinite, resets = events
-        if nonfinite:
-            self._note_nonfinite("a shard", nonfinite)
         if resets:
             self._channels[SCATTER].stats.residual_resets += resets
             self._warn_once("overflow", "a residual overflowed float32 and is reset")
+        if nonfinite:
+            self._note_nonfinite("a shard", nonfinite)
+            if self.nonfinite == "raise":
+                raise NonFiniteError("a value of some rank is not finite; all ranks skip this round of its shard")
 
     def _reduce_by_frames(self, flats: Sequence[tuple[str, Tensor]]) -> None:
         sizes = tuple((slot, flat.numel()) for slot, flat in flats)

@@ -36,8 +36,10 @@ from laconic.kernels.triton import (
     positions,
     qsgd,
     randk,
+    round_keys,
     selectors,
     sign,
+    sparse,
     ternary,
 )
 from laconic.kernels.triton import topk_chunks as topk_chunk_kernels
@@ -383,6 +385,7 @@ def encode_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
 amax_bits_all = _on_device(multi_tensor.amax_bits_all)
 fill_all = _on_device(multi_tensor.fill_all)
 add_all = _on_device(multi_tensor.add_all)
+copy_all = _on_device(multi_tensor.copy_all)
 scale_all = _on_device(multi_tensor.scale_all)
 qsgd_encode_all = _on_device(multi_tensor.qsgd_encode_all)
 qsgd_decode_all = _on_device(multi_tensor.qsgd_decode_all)
@@ -392,6 +395,12 @@ bins_encode_all = _on_device(multi_tensor.bins_encode_all)
 bins_decode_all = _on_device(multi_tensor.bins_decode_all)
 gather_blocks = _on_device(multi_tensor.gather_blocks)
 packed_int_decode_all = _on_device(multi_tensor.packed_int_decode_all)
+agreed_clips = packed_int_sums.agreed_clips
+cast_encode_all = _on_device(casts.cast_encode_all)
+cast_decode_all = _on_device(casts.cast_decode_all)
+topk_all = _on_device(sparse.topk_all)
+next_round_keys = round_keys.next_round_keys
+sparse_decode_all = _on_device(sparse.sparse_decode_all)
 
 project_rows = _with_fallback(lowrank.project_rows)
 project_columns = _with_fallback(lowrank.project_columns)

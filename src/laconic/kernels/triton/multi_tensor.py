@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import NONFINITE, Addresses, BinCoding, PackedIntSum, QsgdCoding, Tensors
+from laconic.kernels.interface import NONFINITE, BinCoding, PackedIntSum, QsgdCoding
+from laconic.kernels.multi_tensor_interface import Addresses, Tensors
 from laconic.kernels.sections import GROUP, SUM_BLOCK
 from laconic.kernels.triton.bins import bins_constants, bins_decode_part, bins_encode_part
 from laconic.kernels.triton.buckets import magnitude_bits, tile_shape
@@ -35,8 +36,9 @@ from laconic.kernels.triton.tensor_table import (
 from laconic.kernels.triton.tile import TILE, exact_options, load_tile, packing_period, rotation_signs, split64
 
 __all__ = [
-    "add_all", "amax_bits_all", "bins_decode_all", "bins_encode_all", "fill_all", "gather_blocks",
-    "packed_int_decode_all", "qsgd_decode_all", "qsgd_encode_all", "scale_all", "sign_decode_all", "sign_encode_all",
+    "add_all", "amax_bits_all", "bins_decode_all", "bins_encode_all", "copy_all", "fill_all", "gather_blocks",
+    "packed_int_decode_all", "qsgd_decode_all", "qsgd_encode_all", "scale_all", "sign_decode_all",
+    "sign_encode_all",
 ]  # fmt: skip
 
 _GROUP = tl.constexpr(GROUP)
@@ -63,19 +65,23 @@ def _launch_decode(
 
 
 @triton.jit
-def _largest(table, parts, amax_bits, ALIGNED: tl.constexpr, SPAN: tl.constexpr):
+def _largest(table, parts, amax_bits, only, ONLY: tl.constexpr, ALIGNED: tl.constexpr, SPAN: tl.constexpr):
     slot, row, part = program_part(table, parts)
-    v = load_tile(load_pointer(row, 0, ALIGNED), tl.arange(0, SPAN), part * SPAN, tl.load(row + 5), SPAN)
-    tl.atomic_max(amax_bits + slot, tl.max(magnitude_bits(v), 0), sem="relaxed")
+    n = tl.load(row + 5)
+    if ONLY:
+        n = tl.where(tl.load(only + slot) < _NONFINITE, 0, n)
+    if n > 0:
+        v = load_tile(load_pointer(row, 0, ALIGNED), tl.arange(0, SPAN), part * SPAN, n, SPAN)
+        tl.atomic_max(amax_bits + slot, tl.max(magnitude_bits(v), 0), sem="relaxed")
 
 
-def amax_bits_all(tensors: Tensors) -> Tensor:
-    """Return amax_bits of each tensor."""
+def amax_bits_all(tensors: Tensors, only: Tensor | None = None) -> Tensor:
+    """Return amax_bits of each tensor; 0 for those whose bits in ``only`` are finite, which are not read."""
     table_args = TensorTable.of(tensors, TILE)
     amax_bits = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
     _largest[table_args.grid](
-        table_args.table, table_args.parts, amax_bits, ALIGNED=table_args.aligned, SPAN=TILE,
-        **exact_options(num_warps=2),
+        table_args.table, table_args.parts, amax_bits, amax_bits if only is None else only, ONLY=only is not None,
+        ALIGNED=table_args.aligned, SPAN=TILE, **exact_options(num_warps=2),
     )  # fmt: skip
     return amax_bits
 
@@ -94,6 +100,23 @@ def fill_all(tensors: Tensors, amax_bits: Tensor, value: float) -> None:
     table_args = TensorTable.of(tensors, TILE)
     _fill[table_args.grid](
         table_args.table, table_args.parts, amax_bits, value, SPAN=TILE, **exact_options(num_warps=2)
+    )
+
+
+@triton.jit
+def _copy(table, parts, skip, SPAN: tl.constexpr, ALIGNED: tl.constexpr):
+    slot, row, part = program_part(table, parts)
+    n = size_unless_skipped(row, slot, skip, True)
+    at = part * SPAN + tl.arange(0, SPAN)
+    v = load_tile(load_pointer(row, 0, ALIGNED), tl.arange(0, SPAN), part * SPAN, n, SPAN)
+    tl.store(load_pointer(row, 1, ALIGNED) + at, v, mask=at < n)
+
+
+def copy_all(tensors: Tensors, targets: Tensors, skip: Tensor) -> None:
+    """Copy each tensor to its target."""
+    table_args = TensorTable.of(tensors, TILE, residuals=targets)
+    _copy[table_args.grid](
+        table_args.table, table_args.parts, skip, SPAN=TILE, ALIGNED=table_args.aligned, **exact_options(num_warps=2)
     )
 
 
@@ -189,7 +212,7 @@ def _launch_encode(
 
 
 def qsgd_encode_all(
-    tensors: Tensors, residuals: Tensors | None, coding: QsgdCoding, *, seeds: Sequence[int], norms: Addresses,
+    tensors: Tensors, residuals: Tensors | None, coding: QsgdCoding, *, seeds: Sequence[int] | Tensor, norms: Addresses,
     packed: Addresses, skip: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Encode each tensor by its largest magnitude, with 2, 4 or 8 bits, to addresses; return amax_bits."""
@@ -199,7 +222,9 @@ def qsgd_encode_all(
         tensors, buckets * bucket, residuals=tensors if residuals is None else residuals, scale_addresses=norms,
         packed=packed, tails=True,
     )  # fmt: skip
-    keys = random.keys(seeds, random.ROUNDING).to(tensors[0].device, non_blocking=True)
+    keys = seeds
+    if not isinstance(keys, Tensor):
+        keys = random.keys(keys, random.ROUNDING).to(tensors[0].device, non_blocking=True)
     return _launch_encode(
         _encode, tensors, table_args, skip, bits, warps, keys, BITS=bits, PERIOD=packing_period(bits), BUCKET=bucket,
         BUCKETS=buckets, STOCHASTIC=stochastic, FEEDBACK=residuals is not None,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.interface import CLIP_LIMIT, FLOAT32_MAX, NONFINITE
 from laconic.kernels.sections import GROUP, PackedIntCoding, num_buckets, packed_ints_nbytes, packed_nbytes
 from laconic.kernels.triton.packed_ints import load_words
 from laconic.kernels.triton.packing import PackedSection
@@ -19,7 +20,54 @@ from laconic.kernels.triton.tile import (
     word_aligned,
 )
 
-__all__ = ["packed_int_accumulate", "packed_int_add", "packed_int_max", "packed_int_repack"]
+__all__ = ["agreed_clips", "packed_int_accumulate", "packed_int_add", "packed_int_max", "packed_int_repack"]
+
+_NONFINITE = tl.constexpr(NONFINITE)
+_CLIP_LIMIT = tl.constexpr(CLIP_LIMIT)
+_FLOAT32_MAX = tl.constexpr(FLOAT32_MAX)
+
+
+@triton.jit
+def _agreed_clips(
+    agreed, own, heads, clips, flags, own_flags, nonfinite, mismatch, blocks, factor, digest, SPAN: tl.constexpr
+):
+    """One program per tensor: its flags, and the clips of its blocks, which are 0 if it is not usable."""
+    tensor = tl.program_id(0)
+    if tensor == 0:
+        differ = tl.load(agreed + blocks) + tl.load(agreed + blocks + 1) != digest
+        tl.atomic_add(mismatch, 1, mask=differ, sem="relaxed")
+    begin, end = tl.load(heads + tensor), tl.load(heads + tensor + 1)
+    largest, own_largest = tl.zeros((SPAN,), tl.float32), tl.zeros((SPAN,), tl.float32)
+    first = begin
+    while first < end:
+        block = first + tl.arange(0, SPAN)
+        largest = tl.maximum(largest, tl.load(agreed + block, mask=block < end, other=0.0))
+        own_largest = tl.maximum(own_largest, tl.load(own + block, mask=block < end, other=0.0))  # infinite, not NaN
+        first += SPAN
+    usable = tl.max(largest, 0) < _FLOAT32_MAX
+    tl.store(flags + tensor, tl.where(usable, 0, _NONFINITE))
+    tl.store(own_flags + tensor, tl.where(tl.max(own_largest, 0) < _FLOAT32_MAX, 0, _NONFINITE))
+    tl.atomic_add(nonfinite, 1, mask=usable == 0, sem="relaxed")
+    first = begin
+    while first < end:
+        block = first + tl.arange(0, SPAN)
+        clip = tl.load(agreed + block, mask=block < end, other=0.0) * factor
+        clip = tl.where(clip < _CLIP_LIMIT, clip, _CLIP_LIMIT)
+        tl.store(clips + block, tl.where(usable, clip, 0.0), mask=block < end)
+        first += SPAN
+
+
+def agreed_clips(
+    agreed: Tensor, own: Tensor, heads: Tensor, factor: float, digest: int, nonfinite: Tensor, mismatch: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the clips of all blocks, and the flags of each tensor by the agreed and by the own scales."""
+    flags, own_flags = torch.empty(2, heads.numel() - 1, dtype=torch.int32, device=agreed.device).unbind()
+    clips = torch.empty_like(own)
+    _agreed_clips[(flags.numel(),)](
+        agreed, own, heads, clips, flags, own_flags, nonfinite, mismatch, own.numel(), factor, float(digest), SPAN=1024,
+        **exact_options(num_warps=4),
+    )  # fmt: skip
+    return clips, flags, own_flags
 
 
 def packed_int_add(other: Tensor, total: Tensor) -> None:

@@ -19,7 +19,9 @@ from torch import Tensor
 from laconic.kernels.interface import NONFINITE
 from laconic.kernels.sections import GROUP, num_buckets
 
-__all__ = ["FIELDS", "TensorTable", "inputs", "load_pointer", "outputs", "program_part", "size_unless_skipped"]
+__all__ = [
+    "FIELDS", "TensorTable", "inputs", "load_pointer", "outputs", "part_table", "program_part", "size_unless_skipped",
+]  # fmt: skip
 
 FIELDS = tl.constexpr(6)
 """Fields of a row: values, residual, scales, packed symbols, tail, size."""
@@ -28,8 +30,8 @@ _GROUP = tl.constexpr(GROUP)
 _NONFINITE = tl.constexpr(NONFINITE)
 
 
-@lru_cache(maxsize=64)
-def _parts(sizes: tuple[int, ...], span: int, device: torch.device) -> Tensor:
+@lru_cache(maxsize=1024)
+def part_table(sizes: tuple[int, ...], span: int, device: torch.device) -> Tensor:
     """Return the tensor and the part of it that each program works on."""
     parts_per_tensor = torch.tensor([num_buckets(size, span) for size in sizes])
     slot = torch.repeat_interleave(parts_per_tensor)
@@ -66,7 +68,7 @@ class TensorTable(NamedTuple):
         return (self.parts.shape[0],)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=2048)
 def _table(
     device: torch.device, stream: int, span: int, tails: bool, sizes: tuple[int, ...], values: tuple[int, ...],
     residuals: tuple[int, ...], scales: tuple[int, ...], packed: tuple[int, ...],
@@ -79,7 +81,7 @@ def _table(
     rows = list(zip(values, residuals or none, scales or none, packed or none, tail, sizes, strict=True))
     aligned = all(address % 16 == 0 for address in (*values, *residuals))
     table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
-    return TensorTable(table, _parts(sizes, span, device), aligned, tail_buffer)
+    return TensorTable(table, part_table(sizes, span, device), aligned, tail_buffer)
 
 
 @triton.jit

@@ -125,27 +125,33 @@ class Selector:
         spans: Begin and end of each slot.
         counts: How many each slot keeps, between 1 and its size.
         device: A CUDA device.
+        firsts: Where the positions and values of each slot begin; one behind the other by default.
     """
 
-    def __init__(self, spans: Sequence[tuple[int, int]], counts: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, spans: Sequence[tuple[int, int]], counts: Sequence[int], device: torch.device,
+        firsts: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        firsts = list(accumulate(counts, initial=0))[:-1] if firsts is None else firsts
         begins = [torch.arange(begin, end, TILE, dtype=torch.int64) for begin, end in spans]
         sizes = [len(each) for each in begins]
         ends = [torch.full((size,), end, dtype=torch.int64) for size, (_, end) in zip(sizes, spans, strict=True)]
-        self._num, self._total, self._slots = sum(sizes), sum(counts), len(counts)
+        self._num, self._total, self._slots = sum(sizes), firsts[-1] + counts[-1], len(counts)
         self._begin, self._end = torch.cat(begins).to(device), torch.cat(ends).to(device)
         self._slot = torch.repeat_interleave(torch.tensor(sizes)).to(device, torch.int32)
         self._start = torch.tensor([*counts, *([0] * len(counts))], dtype=torch.int32, device=device)
         self._heads = torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device)
-        self._firsts = torch.tensor([0, *accumulate(counts)], dtype=torch.int64, device=device)
+        self._firsts = torch.tensor(firsts, dtype=torch.int64, device=device)
 
     def choose(self, x: Tensor) -> Tensor:
         """Return the kept positions of all slots (int64), ascending."""
         return self.choose_with_values(x, torch.int64)[0]
 
-    def choose_with_values(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the kept positions and values of all slots."""
+    def choose_with_values(self, x: Tensor, dtype: torch.dtype, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the kept positions and values of all slots, the values in ``values`` if given."""
         bits, device = x.view(torch.int32), x.device
-        out, values = torch.empty(self._total, dtype=dtype, device=device), torch.empty(self._total, device=device)
+        out = torch.empty(self._total, dtype=dtype, device=device)
+        values = torch.empty(self._total, device=device) if values is None else values
         tiles: tuple[Any, ...] = (bits, self._begin, self._end, self._slot)
         grid, options = (self._num,), exact_options(TILE=TILE, num_warps=4)
         left, prefix = torch.split(self._start.clone(), self._slots)
