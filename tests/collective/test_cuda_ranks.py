@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic import counters
 from laconic.collective.exchange import Exchange
+from laconic.collective.reductions.device_replay import record_exchanges
 from ranks import batches, network, run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -109,9 +110,17 @@ def nccl_rank():
     dist.destroy_process_group()
 
 
+@pytest.fixture(params=["launched", "recorded"])
+def _recording(request):
+    record_exchanges(request.param == "recorded")
+    yield
+    record_exchanges(False)
+
+
+@pytest.mark.usefixtures("_recording")
 @pytest.mark.parametrize("spec", DEVICE_SPECS)
-def test_recorded_exchange_gives_the_means_of_the_cpu(spec, nccl_rank):
-    """The first rounds are launched, the others are replayed; all have the bits of a CPU, and the host never waits."""
+def test_exchange_gives_the_means_of_the_cpu(spec, nccl_rank):
+    """Rounds are launched, or after the first ones replayed; all have the bits of a CPU, and the host never waits."""
     on_gpu, on_cpu = Exchange(spec), Exchange(spec, dist.new_group(backend="gloo"))
     assert on_gpu.stays_on(torch.device("cuda", 0), [spec])
     shapes = {"a": (300, 70), "b": (64, 2048), "c": (513, 100), "small": (33,)}

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs import parse
 from laconic.collective import LocalSGD, attach
+from laconic.collective.reductions.device_replay import record_exchanges
 from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic_lab.bench.step_models import workload
@@ -55,6 +56,7 @@ class StepSettings:
         batch: Examples of a step, or of each of its parts with accumulation; None chooses by model.
         compiled: Whether torch.compile compiles the DDP module.
         accumulate: Backward passes per exchange.
+        graphs: Whether exchanges are recorded as CUDA graphs.
         seed: Seed of weights, inputs and codecs.
     """
 
@@ -64,12 +66,15 @@ class StepSettings:
     repeat: int = 21
     compiled: bool = False
     accumulate: int = 1
+    graphs: bool = False
     seed: int = 0
 
     def command(self, specs: Sequence[str]) -> str:
         words = ["laconic", "bench", *specs, "--device", self.device, "--step", self.model]
         if self.compiled:
             words.append("--compile")
+        if self.graphs:
+            words.append("--graphs")
         for name in ("accumulate", "repeat", "seed"):
             if getattr(self, name) != getattr(StepSettings, name):
                 words += [f"--{name}", str(getattr(self, name))]
@@ -210,6 +215,7 @@ def run_steps(
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {settings.device}: torch sees no CUDA device here")
     records = []
+    record_exchanges(settings.graphs)
     with _one_rank(torch.device(settings.device)):
         bench = _Bench(settings)
         for spec in specs:
@@ -219,7 +225,8 @@ def run_steps(
             values = {
                 "command": settings.command(specs), "model": settings.model, "examples": bench.workload.examples,
                 "batch": bench.workload.inputs.shape[0], "spec": spec.removeprefix(LOCAL), "values": bench.values,
-                "repeat": settings.repeat, "compiled": settings.compiled, "accumulate": settings.accumulate, **found,
+                "repeat": settings.repeat, "compiled": settings.compiled, "accumulate": settings.accumulate,
+                "graphs": settings.graphs, **found,
             }  # fmt: skip
             records.append(Record(f"bench.device.{'local' if local else 'step'}", values, settings.seed))
             keep(records)

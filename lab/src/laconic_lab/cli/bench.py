@@ -78,6 +78,9 @@ def bench(
         bool, typer.Option("--compile", help="With --step: compile the model by torch.compile.")
     ] = False,
     accumulate: Annotated[int, option("With --step: backward passes per exchange.", min=1)] = 1,
+    graphs: Annotated[
+        bool, typer.Option("--graphs", help="With --step: record exchanges as CUDA graphs.")
+    ] = False,
     data: Annotated[
         list[str] | None, option("Data for entropy coders: gaussian, weights, grads.", metavar="NAME")
     ] = None,
@@ -102,7 +105,7 @@ def bench(
         if only or data:
             raise ConfigError("--only and --data cannot be used with --device cuda: name the codecs")
         if step is not None:
-            bench_device.bench_step(specs, device, step, repeat, seed, compiled, accumulate, records, json)
+            bench_device.bench_step(specs, device, step, repeat, seed, compiled, accumulate, graphs, records, json)
         else:
             bench_device.bench_device(specs, device, numel, repeat, seed, quick, records, json)
         return

@@ -1,4 +1,4 @@
-"""Replay: work that is launched in every step, recorded as a CUDA graph after its first runs.
+"""Replay: work that is launched in every step, if wanted recorded as a CUDA graph after its first runs.
 
 The exchange of a DDP bucket takes tens of launches, and most of its time is Python's. All of them have the same
 arguments in every step, because gradients, residuals and messages stay where they are. Collectives are not recorded: a
@@ -28,6 +28,18 @@ VARIANTS = 4
 
 T = TypeVar("T")
 
+_recording = False
+
+
+def record_exchanges(enabled: bool = True) -> None:
+    """Record the exchanges that begin from now on, or launch them in every step, which is the default.
+
+    Recording has not been measured on a GPU yet.
+    """
+    global _recording
+    _recording = enabled
+
+
 _pools: dict[tuple[torch.device, int], Any] = {}
 """Memory of graphs by device and stream: those of one stream run one after the other, so they share it."""
 
@@ -41,7 +53,7 @@ class Replay:
 
     def __init__(self, launch: Callable[[], None], device: torch.device, *, recorded: bool = True) -> None:
         self._launch, self._device = launch, device
-        self._left = EAGER_RUNS if recorded and device.type == "cuda" else -1
+        self._left = EAGER_RUNS if recorded and _recording and device.type == "cuda" else -1
         self._graph: Any = None
         self._stream = 0
 
