@@ -34,7 +34,8 @@ def close(value: float) -> object:
         (replace(LINK, byte_s=1e-8), PLAIN, 1.0 + 1.0 + 0.82),  # 100 MB at 10 ns a byte: the server computes longer
         (replace(LINK, topology="ring"), replace(PLAIN, summable=True), 1.0 + 2 * 0.75 * 0.2),
         (replace(LINK, topology="ring", round_trip_s=0.1), replace(PLAIN, summable=True), 1.0 + 0.3 + 6 * 0.1),
-        (replace(LINK, topology="ring", round_trip_s=0.1), Message("thc:4", 25e6, 25e6, summable=True), 1.0 + 0.3 + 12 * 0.1),
+        (replace(LINK, topology="ring", round_trip_s=0.1), Message("thc:4", 25e6, 25e6, summable=True),
+         1.0 + 0.3 + 12 * 0.1),
         # 20 pieces are encoded in 0.04 s; the last is sent after that, a 20th of 2 * 0.75 * 3.2 MB; then 4 parts are
         # added, one is encoded again, and all are read.
         (replace(LINK, topology="twoshot"), Message("qsgd:4", 3.2e6, 3.2e6, 0.04, 0.02, 0.03), 1.0 + 0.04 + 0.00192
@@ -88,7 +89,7 @@ def test_pieces_are_sent_while_backward_computes(
 
 
 def test_ranks_exchange_each_bucket_by_itself_and_local_steps_all_at_once() -> None:
-    """A model of 1.07 M parameters has two DDP buckets: fixed times were counted once, 46 % too little was predicted."""
+    """A model of 1.07 M parameters has two DDP buckets. With fixed times counted once, 46 % too little was predicted."""
     ready = bucketed(((0.5, 0.01), (0.6, 0.26), (1.0, 1.0)), 1_068_810)
     assert ready == ((0.6, 0.26), (1.0, 1.0))
     network = Network(2, 1e9, "twoshot", goodput=1.0, exchange_s=0.3, round_trip_s=0.05)
