@@ -89,7 +89,7 @@ def test_pieces_are_sent_while_backward_computes(
 
 
 def test_ranks_exchange_each_bucket_by_itself_and_local_steps_all_at_once() -> None:
-    """A model of 1.07 M parameters has two DDP buckets. With fixed times counted once, 46 % too little was predicted."""
+    """1.07 M parameters are two DDP buckets. With fixed times counted once, 46 % too little was predicted."""
     ready = bucketed(((0.5, 0.01), (0.6, 0.26), (1.0, 1.0)), 1_068_810)
     assert ready == ((0.6, 0.26), (1.0, 1.0))
     network = Network(2, 1e9, "twoshot", goodput=1.0, exchange_s=0.3, round_trip_s=0.05)

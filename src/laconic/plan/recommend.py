@@ -150,6 +150,8 @@ def recommend(request: PlanRequest, *, break_even: bool = True, notify: Notify =
     def timed(candidate: Candidate, rate: float) -> tuple[Message, Step]:
         message, work = messages[candidate.codec].part(1 / candidate.fragments), request.work
         work = replace(work, every=candidate.period, overlap=candidate.overlap)
+        if candidate.local and request.workload.model is not None:  # every step ends with the optimizer's
+            work = replace(work, step_s=work.step_s + slowdown * request.workload.model.apply_s)
         if request.layers is not None and candidate.label not in BASELINES:
             message = request.layers.message(message)
             work = replace(work, step_s=work.step_s * request.layers.h)

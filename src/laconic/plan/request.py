@@ -185,7 +185,7 @@ class PlanRequest:
     def network_of(self, fragments: int = 1, codec: str = "none", every: int = 1) -> Network:
         """Return the links and the fixed times of an exchange by a codec, if fragments are exchanged in turn."""
         options: dict[str, float] = {}
-        if self.topology != "ps" and self.profile.device == "cpu":
+        if self.topology != "ps" and (self.profile.collective or self.profile.device == "cpu"):
             transport = self.profile.collective.get(way := self._way(codec)) or collective_transport(way)
             # It was measured between two processes of a machine; more of them share its cores.
             slowdown = self.profile.slowdown_of(max(2, self.processes)) / self.profile.slowdown_of(2)
