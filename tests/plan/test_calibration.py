@@ -146,7 +146,7 @@ def test_every_field_of_a_shipped_profile_is_written_by_calibrate(
     profile = calibration.calibrate("x", models=["lenet5"], codecs=["qsgd:4"], processes=[2], quick=True)
     profile.save(tmp_path / "x.json")
     assert load(tmp_path / "x.json") == profile and profile.load is not None
-    # Everything that a profile can hold is measured, but for the link, which needs a --peer (and outside of git there is
+    # Everything that a profile can hold is measured, but for the link, which needs a --peer. (Outside of git there is
     # no commit).
     assert {one.name for one in dataclasses.fields(Profile) if not getattr(profile, one.name)} - {"commit"} == {"links"}
     written, *others = (
