@@ -312,11 +312,15 @@ LOCAL_OF = {"ddp": (LOCAL,)}
 """Local steps that an engine is measured with, too."""
 
 
-def all_cells(engines: Sequence[str] | None = None) -> list[Cell]:
+def all_cells(engines: Sequence[str] | None = None, links: Sequence[str] = RATES) -> list[Cell]:
+    """Return the cells of some engines and links, by default all."""
+    unknown = [link for link in links if link not in RATES]
+    if unknown:
+        raise ConfigError(f"a link must be one of {', '.join(RATES)}, got {unknown[0]!r}")
     return [
         Cell(engine, workers, rate, codec)
+        for rate in links
         for engine in (ENGINES if engines is None else engines)
         for workers in WORKERS
-        for rate in RATES
         for codec in (*CODECS, *LOCAL_OF.get(engine, ()))
     ]
