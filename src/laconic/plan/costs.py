@@ -310,7 +310,7 @@ def step(work: Work, network: Network, message: Message) -> Step:
 
     >>> network = Network(workers=4, rate=1e9, goodput=1.0)  # 125 MB/s
     >>> round(step(Work(0.5, every=2), network, Message("none", push=25e6, pull=25e6)).exchange_s, 9)
-    2.6
+    2.456
     """
     if network.workers == 1:
         return Step(work.every, work.every * work.step_s, note="one worker has no one to exchange with")
