@@ -147,9 +147,7 @@ def utilisations() -> Iterator[Utilisation]:
             method.every, 1.0, sent / run["numel"], fragments=method.fragments, overlap=method.overlap
         )
         found = predict(run["numel"], 1e6, Fleet(ranks, 1 / step_s, line), training, rounds=3)
-        yield Utilisation(
-            show_link(run["link"]), ranks, run["title"], found.utilisation, 1 - run["waiting_share"]
-        )
+        yield Utilisation(show_link(run["link"]), ranks, run["title"], found.utilisation, 1 - run["waiting_share"])
 
 
 def utilisation_table() -> str:
