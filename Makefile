@@ -95,10 +95,13 @@ fuzz: $(VENV)/.ready
 fuzz-asan: $(VENV)/.ready
 	bash tools/asan.sh fuzz --seconds $(SECONDS) $(TARGETS)
 
-# Measures the shipped profile of laconic plan, on an idle machine: the command says so if it was busy.
+# Measures a shipped profile of laconic plan, on an idle machine: the command says so if it was busy.
+# On a machine with a GPU: make profile PROFILE=h200 DEVICE=cuda
+PROFILE ?= cpu
+DEVICE ?= cpu
 profile: $(VENV)/.ready
-	$(BIN)/laconic calibrate -o src/laconic/plan/profiles/cpu.json --name cpu $(foreach model,mlp lenet5 vgg11 gpt \
-	  alexnet resnet50,--model $(model))
+	$(BIN)/laconic calibrate -o src/laconic/plan/profiles/$(PROFILE).json --name $(PROFILE) --device $(DEVICE) \
+	  $(foreach model,mlp lenet5 vgg11 gpt alexnet resnet50,--model $(model))
 
 # Runs every command at 80 columns, in ASCII and without extras, and rewrites what the tests expect it to print.
 golden: $(VENV)/.ready

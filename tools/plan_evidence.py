@@ -17,6 +17,7 @@ from laconic.plan.evidence import FORMAT, MODEL_FAMILIES, Evidence, read_evidenc
 from laconic.records import Record, read
 from laconic.train.models import build_model
 from laconic_lab.bench.gpt.methods import METHODS
+from laconic_lab.studies.jang2017.runs import latest
 
 FILE = ROOT / "src" / "laconic" / "plan" / "evidence.json"
 ABOUT = "Written by `make docs` from results/: see tools/plan_evidence.py"
@@ -211,7 +212,9 @@ def _compared(plain: Sequence[Run], runs: Sequence[Run]) -> Evidence:
 
 def model_errors() -> Mapping[str, float]:
     """Return by engine the error of speed-ups over float32 that ``WITHIN`` of the predictions stay below."""
-    runs = [record.values for record in _records("jang2017/runs", "jang2017.run") if record.values["valid"]]
+    file = RESULTS / "jang2017" / "runs.jsonl"
+    records = latest(read(file)) if file.exists() else ()
+    runs = [record.values for record in records if record.kind == "jang2017.run" and record.values["valid"]]
     errors: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         cell = [run[name] for name in ("engine", "workers", "rate")]

@@ -14,6 +14,7 @@ from pathlib import Path
 import architecture
 import internet_table
 import plan_evidence
+import plan_promises
 import recipe_evidence
 from bench_tables import blocks
 from choosing_tables import ServerRuns, choosing_blocks, first_table
@@ -85,7 +86,9 @@ def wanted_files() -> dict[Path, str]:
     pages[recipe_evidence.FILE] = recipe_evidence.evidence_file(evidence)
     pages[plan_evidence.FILE] = plan_evidence.evidence_file()
     planner = ROOT / "docs" / "planner.md"
-    pages[planner] = fill(planner.read_text(encoding="utf-8"), "internet", internet_table.table())
+    text = fill(planner.read_text(encoding="utf-8"), "internet", internet_table.table())
+    text = fill(text, "utilisation", plan_promises.utilisation_table())
+    pages[planner] = fill(text, "promises", plan_promises.promise_table())
     pages[architecture.PAGE] = architecture.page()
     pictures = {"first": first_picture(), "links": picture()}
     return (

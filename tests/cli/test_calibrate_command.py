@@ -17,16 +17,19 @@ from laconic.train import calibrate as calibration
 
 
 def test_calibrate_writes_a_profile_that_plan_reads(run: Run, work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transport is measured by real processes in tests/plan/test_calibration.py."""
+    """Transport and ranks are measured by real processes in tests/plan/test_calibration.py."""
     transport = Transport(0.01, 0.001, 1e-9)
     monkeypatch.setattr(calibration, "measure_transport", lambda profile, exchanges: transport)
+    monkeypatch.setattr(calibration, "measure_ranks", lambda device, turns: {"twoshot": transport})
     monkeypatch.setattr(calibration, "busy", lambda load_average, others: True)
     first, _ = calibrate.EXAMPLES
     result = run(*shlex.split(first)[1:], "--processes", "1")
     assert result.exit_code == 0, result.output
     assert "qsgd:4" in result.stdout and "machine.json written" in result.stderr
     assert "transport: 10 ms an exchange, 1 ms each further slot, 1 ns a byte" in result.stdout
+    assert "ranks, twoshot: 10 ms an exchange, 1 ms each further slot, 1 ns a byte" in result.stdout
     profile = load("machine.json")
+    assert profile.collective == {"twoshot": transport}
     assert list(profile.codecs) == ["none", "bf16", "qsgd:4"] and profile.transport == transport
     assert profile.load is not None and profile.load.busy and "the machine was busy" in result.stderr
     model = profile.models["mlp"]
@@ -44,10 +47,12 @@ def test_models_that_plan_names_can_be_calibrated(profile: str) -> None:
 
 
 def test_calibrate_without_transport_makes_plan_warn(run: Run, work_dir: Path) -> None:
-    words = ("--codec", "none", "--quick", "--processes", "1", "--no-transport")
+    words = ("--codec", "none", "--quick", "--processes", "1", "--no-transport", "--no-ranks")
     assert run("calibrate", "-o", "bare.json", *words).exit_code == 0
     planned = run("plan", "--params", "1000000", "--step-time", "1", "--profile", "bare.json")
     assert planned.exit_code == 0 and "profile bare has no transport" in planned.stderr
+    ring = run("plan", "--params", "1000000", "--step-time", "1", "--profile", "bare.json", "--topology", "ring")
+    assert ring.exit_code == 0 and "profile bare has no times of ranks" in " ".join(ring.stderr.split())
 
 
 @pytest.mark.parametrize("words, message", [

@@ -151,7 +151,7 @@ def test_invalid_input_prints_one_line(run: Run, words: tuple[str, ...], message
 def test_profile_of_another_version_is_rejected(run: Run, work_dir: Path) -> None:
     (work_dir / "old.json").write_text(json.dumps(load("jang2017").to_json() | {"version": 99}))
     result = run("plan", *BASE, "--profile", "old.json")
-    assert result.exit_code == 1 and "version 99, this laconic reads version 2" in result.stderr
+    assert result.exit_code == 1 and "version 99, this laconic reads version 3" in result.stderr
 
 
 def test_profile_without_transport_prints_a_warning(run: Run, work_dir: Path) -> None:

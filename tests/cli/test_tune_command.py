@@ -47,6 +47,15 @@ def test_model_of_laconic_is_tuned(run: Run) -> None:
     assert result.exit_code == 0 and json.loads(result.stdout)["settings"]["held_out"] is True
 
 
+def test_layers_are_shown_by_their_error_of_encoding(run: Run) -> None:
+    words = ("--data", "digits", "--steps", "8", "--codec", "ef|sign", "--bandwidth", "1mbit", "--give-up", "90%")
+    result = run("tune", "--model", "mlp", *words)
+    assert result.exit_code == 0, result.output
+    layers = [line for line in result.stdout.splitlines() if ".weight" in line]
+    assert "ef|sign: layers by error of encoding" in result.stdout and len(layers) == 2  # head travels uncompressed
+    assert layers[0].index("fc") > 0 and "ef|sign" in layers[0]
+
+
 @pytest.mark.parametrize("words, message", [
     ((), "give a script FILE.py:FUNCTION or --model NAME"), (("my.py:nothing",), "must return (model, train, test"),
     (("my.py:incomplete",), "must have batches, optimizer, too"), (("no.py:build",), "there is no file"),

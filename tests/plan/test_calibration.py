@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -103,6 +104,15 @@ def test_transport_of_real_processes_is_measured() -> None:
     assert 1e-4 < transport.exchange_s < 1.0 and 0 <= transport.slot_s < 0.1 and 0 <= transport.byte_s < 1e-6
 
 
+@pytest.mark.slow
+def test_exchanges_of_real_ranks_are_measured() -> None:
+    found = calibration.measure_ranks("cpu", turns=6)
+    assert set(found) == {"none", "sum", "twoshot"}
+    for way, times in found.items():
+        assert (1e-4 if way != "none" else 0.0) < times.exchange_s < 1.0 and 0 <= times.slot_s < 0.1
+        assert 0 < times.byte_s < 1e-6
+
+
 @pytest.mark.parametrize(
     "load_average, others, busy", [(0.1, 0.02, False), (9.0, 0.02, False), (0.1, 0.4, True), (99.0, None, True)]
 )
@@ -118,7 +128,7 @@ def fields(value: Any, path: str = "") -> Iterator[str]:
         for item in value[:3]:
             yield from fields(item, f"{path}[]")
     elif isinstance(value, dict):
-        named = path in ("codecs", "models", "slowdown") or path.endswith(".messages")
+        named = path in ("codecs", "models", "slowdown", "collective") or path.endswith(".messages")
         for name, item in value.items():
             yield from fields(item, f"{path}.{'*' if named else name}".lstrip("."))
     elif value is not None:
@@ -130,10 +140,15 @@ def test_every_field_of_a_shipped_profile_is_written_by_calibrate(
 ) -> None:
     """jang2017 is exempt: it holds the figures of the paper, which its ``source`` says."""
     monkeypatch.setattr(calibration, "measure_transport", lambda *args, **options: Transport(0.01, 0.001, 1e-9))
+    ranks = {way: Transport(0.01, 0.001, 1e-9) for way in ("none", "sum", "twoshot")}
+    monkeypatch.setattr(calibration, "measure_ranks", lambda device, turns: ranks)
     monkeypatch.setattr(calibration, "slowdown_factors", lambda counts, **options: dict.fromkeys(counts, 1.0))
     profile = calibration.calibrate("x", models=["lenet5"], codecs=["qsgd:4"], processes=[2], quick=True)
     profile.save(tmp_path / "x.json")
     assert load(tmp_path / "x.json") == profile and profile.load is not None
+    # Everything that a profile can hold is measured, but for the link, which needs a --peer. (Outside of git there is
+    # no commit).
+    assert {one.name for one in dataclasses.fields(Profile) if not getattr(profile, one.name)} - {"commit"} == {"links"}
     written, *others = (
         set(fields(json.loads(json.dumps(one.to_json())))) for one in (profile, *map(load, {*shipped()} - {"jang2017"}))
     )

@@ -67,7 +67,7 @@ def broken(**changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     "values, message",
     [
-        (broken(version=1), "is a profile of version 1, this laconic reads version 2: measure again"),
+        (broken(version=1), "is a profile of version 1, this laconic reads version 3: measure again"),
         (broken(format="x"), "is not a profile: write one by `laconic calibrate -o"),
         ([], "is not a profile"),
         (broken(codecs={"qsgd:4": []}), "codec 'qsgd:4' must have points"),

@@ -251,8 +251,16 @@ def test_profile_without_transport_warns_and_uses_that_of_the_shipped_profile() 
     assert request.network.byte_s == (profile.load("cpu").transport or MACHINE.transport).byte_s > 0
     assert len(lines) == 1 and "profile mine has no transport" in lines[0]
     lines.clear()
-    recommend(PlanRequest.for_params(machine, MILLION, 0.1, topology="ring"), notify=lines.append)
-    assert lines == []
+    ring = PlanRequest.for_params(machine, MILLION, 0.1, topology="ring")
+    recommend(ring, notify=lines.append)
+    assert len(lines) == 1 and "no times of ranks: those of two ranks by gloo on two cores are used" in lines[0]
+    lines.clear()
+    ranks = {way: Transport(0.5, 0.0, 1e-9) for way in ("none", "sum", "twoshot")}
+    measured = replace(ring, profile=replace(machine, collective=ranks))
+    recommend(measured, notify=lines.append)
+    assert lines == [] and measured.network.exchange_s == 0.5
+    recommend(replace(ring, profile=replace(machine, device="cuda")), notify=lines.append)
+    assert len(lines) == 1 and "which is too short" in lines[0]
 
 
 def test_missing_and_doubtful_measurements_never_make_a_plan_faster_in_silence() -> None:

@@ -42,6 +42,7 @@ def calibrate(
     transport: Annotated[
         bool, typer.Option(help="Measure exchanges of a parameter server and two workers on this machine.")
     ] = True,
+    ranks: Annotated[bool, typer.Option(help="Measure exchanges of two ranks of DDP on this machine.")] = True,
     peer: Annotated[
         str | None, option("Measure the link to a host that runs --listen.", False, metavar="HOST:PORT")
     ] = None,
@@ -54,8 +55,8 @@ def calibrate(
 
     Codecs at several sizes; with --model its step, when its gradients are
     ready, and codecs on them; how processes share the cores; exchanges of a
-    parameter server; with --peer a link. Takes about a minute. A machine that
-    is busy meanwhile is marked in the profile.
+    parameter server and of ranks; with --peer a link. Takes about a minute. A
+    machine that is busy meanwhile is marked in the profile.
     """
     from laconic.plan.calibration import check_device
     from laconic.plan.link import parse_peer
@@ -78,7 +79,7 @@ def calibrate(
         bar.update(task, total=calibration.step_count(model or [], codec))
         profile = calibration.calibrate(
             name or out.stem, models=model or [], codecs=codec, batch=batch, device=device, threads=threads,
-            processes=counts, transport=transport, peer=peer, quick=quick,
+            processes=counts, transport=transport, ranks=ranks, peer=peer, quick=quick,
             notify=lambda step: bar.update(task, description=step, advance=1),
         )  # fmt: skip
     profile.save(out)
@@ -148,6 +149,11 @@ def _print(profile: Profile) -> None:
         print_text(
             f"transport: {show_time(transport.exchange_s)} an exchange, {show_time(transport.slot_s)} each further "
             f"slot, {1e9 * transport.byte_s:.3g} ns a byte"
+        )
+    for way, times in profile.collective.items():
+        print_text(
+            f"ranks, {way}: {show_time(times.exchange_s)} an exchange, {show_time(times.slot_s)} each further slot, "
+            f"{1e9 * times.byte_s:.3g} ns a byte"
         )
     for link in profile.links:
         print_text(f"to {link['to']}: {show_rate(link['goodput'])}, round trip {show_time(link['round_trip'])}")

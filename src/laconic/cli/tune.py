@@ -27,6 +27,8 @@ EXAMPLES = (
 RATES = {"sgd": 0.1, "momentum": 0.02, "adamw": 1e-3, "muon": 1e-3}
 """Usual learning rates of optimizers; that of muon is for the parameters that AdamW trains."""
 
+LAYERS = 8
+"""How many layers the text shows."""
 NOISY = 1.0
 """Per cent of the loss that plain trainings may differ by before the user is warned."""
 
@@ -203,8 +205,26 @@ def _print(found: Tuning) -> None:
         "error: the largest relative squared error of a layer. residuals: the largest growth between the middle and "
         f"the end. step: predicted, {request.topology} at {request.rate / 1e6:g} Mbit/s.", wrap=True,
     )  # fmt: skip
+    _print_layers(found)
     print_text(f"recommended: {found.codec}: {found.recommendation.reason}", wrap=True)
     print_text("", found.code)
+
+
+def _print_layers(found: Tuning) -> None:
+    """Print the layers that a codec changes most: error of encoding, residual, and its growth."""
+    from laconic.tables import Table
+
+    shown = found.shown
+    slots = sorted(shown.slots.items(), key=lambda slot: (-slot[1]["error"], slot[0]))
+    rows = [
+        (name, found.rules.get(name, slot["codec"]), f"{slot['error']:.2g}", f"{slot['residual']:.2g}",
+         f"{slot['growth']:.2f}")
+        for name, slot in slots[:LAYERS] if slot["error"] > 0
+    ]  # fmt: skip
+    if rows:
+        more = f", {len(slots) - len(rows)} more in --json" if len(slots) > len(rows) else ""
+        columns = ("layer", "codec", "error", "residual", "growth")
+        print_table(Table(columns, rows, title=f"{shown.label}: layers by error of encoding{more}"))
 
 
 def register(app: typer.Typer) -> None:

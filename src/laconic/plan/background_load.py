@@ -9,19 +9,22 @@ from pathlib import Path
 
 __all__ = ["OtherProcesses"]
 
+KERNEL_THREADS = 2
+"""The process whose children are threads of the kernel."""
+
 
 class OtherProcesses:
     """Measures the share of all cores that processes other than the given ones use.
 
-    Children of the given processes that have ended count as theirs. Interrupts belong to no process, so a busy network
-    counts a little.
+    Children of the given processes that have ended count as theirs. Threads of the kernel do not count: they carry the
+    packets of the given processes, too. Processes that this one cannot see do not count either.
 
     >>> 0 <= (OtherProcesses([os.getpid()]).share() or 0.0) <= 1
     True
     """
 
     def __init__(self, pids: Sequence[int]) -> None:
-        self._pids = list(pids)
+        self._pids = frozenset(pids)
         self._last = self._read()
 
     def share(self) -> float | None:
@@ -29,22 +32,20 @@ class OtherProcesses:
         before, self._last = self._last, self._read()
         if before is None or self._last is None:
             return None
-        wall, busy, own = (now - then for now, then in zip(self._last, before, strict=True))
+        wall, others = (now - then for now, then in zip(self._last, before, strict=True))
         available = wall * (os.cpu_count() or 1)
-        return min(1.0, max(0.0, (busy - own) / available)) if available > 0 else 0.0
+        return min(1.0, max(0.0, others / available)) if available > 0 else 0.0
 
-    def _read(self) -> tuple[float, float, float] | None:
-        """Return seconds of the clock, of all cores at work, and of the given processes."""
-        tick = os.sysconf("SC_CLK_TCK")
-        try:
-            user, nice, system, *_ = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:])
-        except (OSError, ValueError):
-            return None
-        own = 0
-        for pid in self._pids:
+    def _read(self) -> tuple[float, float] | None:
+        """Return seconds of the clock, and of other processes and their ended children."""
+        tick, ticks, found = os.sysconf("SC_CLK_TCK"), 0, False
+        for file in Path("/proc").glob("[0-9]*/stat"):
             try:
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                own += sum(map(int, fields[11:15]))
-            except (OSError, ValueError):
+                fields = file.read_text().rpartition(")")[2].split()
+                pid, parent = int(file.parent.name), int(fields[1])
+                if KERNEL_THREADS not in (pid, parent):
+                    found = True
+                    ticks += 0 if pid in self._pids else sum(map(int, fields[11:15]))
+            except (OSError, ValueError, IndexError):
                 continue  # it has ended
-        return time.monotonic(), (user + nice + system) / tick, own / tick
+        return (time.monotonic(), ticks / tick) if found else None

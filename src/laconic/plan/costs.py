@@ -4,14 +4,19 @@ It distinguishes push and pull, encoding, adding and decoding; links have a late
 rate; gradients are sent while backward still computes; an exchange may follow several iterations. Topologies::
 
     ps          M workers and S servers with one link each. The servers' links carry the messages of all workers.
-    ring        a reduce-scatter and an all-gather: 2 (M - 1) / M of a message, 2 (M - 1) times half a round trip.
-                Messages that cannot be added while compressed use two-shot instead, and the step has a note.
-    twoshot     each rank receives its shard from all others, adds, encodes the mean and sends it to all others;
-                uncompressed float32 uses the ring.
+    ring        a reduce-scatter and an all-gather: 2 (M - 1) / M of a message in 2 (M - 1) steps of a round trip each,
+                because gloo sends when the receiver has announced its buffer. Packets that are added need an all-reduce
+                before, to agree on scales. Messages that cannot be added while compressed use two-shot instead, and the
+                step has a note.
+    twoshot     each rank receives its shard from all others, adds, encodes the mean and sends it to all others; small
+                tensors are added by an all-reduce meanwhile, which takes more round trips. Uncompressed float32 uses
+                the ring.
     hsdp        M nodes of several ranks each, which share the node's link. Each rank exchanges its shard with the other
                 nodes, as on a ring; encoding, adding and decoding are shared by the ranks of a node.
     fsdp        parameters are sharded over M ranks: a reduce-scatter of gradients by the codec, and float32 parameters
                 gathered twice a step, before forward and before backward.
+
+Ranks exchange each DDP bucket by itself, one after the other: see ``bucketed``.
 
 Seconds are those of one exchange; ``Step.total_s`` is the share of one iteration. The formulas are in ``formulas``.
 """
@@ -26,7 +31,12 @@ from laconic.errors import ConfigError
 from laconic.plan import formulas
 from laconic.units import GOODPUT
 
-__all__ = ["EVENLY", "TOPOLOGIES", "Message", "Network", "Ready", "Step", "Work", "evenly", "pipelined", "step"]
+__all__ = [
+    "EVENLY", "TOPOLOGIES", "Message", "Network", "Ready", "Step", "Work", "bucketed", "evenly", "pipelined", "step",
+]  # fmt: skip
+
+REDUCED = ("none", "fp16", "bf16")
+"""Formats that the all-reduce of every engine adds up by itself."""
 
 TOPOLOGIES = ("ps", "ring", "twoshot", "fsdp", "hsdp")
 
@@ -41,6 +51,25 @@ def evenly(pieces: int = 20, begin: float = 1 / 3) -> Ready:
 
 EVENLY = evenly()
 """The default: backward takes twice as long as forward."""
+
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
+"""Bytes of DDP's first bucket and of the others, by default."""
+
+
+def bucketed(ready: Ready, numel: float) -> Ready:
+    """Return when each DDP bucket of a float32 gradient can be sent: as soon as its last piece is ready.
+
+    >>> bucketed(((0.5, 0.25), (0.75, 0.5), (1.0, 1.0)), 1e6)  # 1 MB, then the rest
+    ((0.75, 0.5), (1.0, 1.0))
+    """
+    buckets, limit, sent = [], FIRST_BUCKET, 0.0
+    for time, share in ready:
+        if 4 * numel * (share - sent) >= limit or share == ready[-1][1]:
+            buckets.append((time, share))
+            limit, sent = BUCKET, share
+            if share == ready[-1][1]:
+                break
+    return tuple(buckets)
 
 
 @dataclass(frozen=True)
@@ -70,6 +99,11 @@ class Work:
         times, shares = [time for time, _ in self.ready], [share for _, share in self.ready]
         if not self.ready or times != sorted(times) or shares != sorted(shares) or abs(shares[-1] - 1) > 1e-9:
             raise ConfigError("ready must rise in time and in share, up to a share of 1")
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges of ranks after these iterations: one for each piece, or one after local steps."""
+        return len(self.ready) if self.every == 1 else 1
 
     @property
     def shares(self) -> list[float]:
@@ -104,7 +138,7 @@ class Network:
         round_trip_s: Seconds of a round trip.
         goodput: Share of the rate that carries payload.
         byte_s: Seconds that a server (or rank) computes for each byte that it receives or sends.
-        exchange_s: Seconds of an exchange that do not depend on its size.
+        exchange_s: Seconds of an exchange that do not depend on its size; between ranks, of that of each DDP bucket.
         ranks: Ranks of a node, for hsdp.
         gathered: Bytes of all parameters, for fsdp.
     """
@@ -145,6 +179,11 @@ class Network:
     def adds_packets(self) -> bool:
         """Whether an all-reduce adds what can be added while compressed."""
         return self.topology in ("ring", "hsdp")
+
+    @property
+    def all_reduce_s(self) -> float:
+        """Seconds in which an all-reduce waits for the network: 2 (M - 1) steps of a round trip each."""
+        return 2 * (self.workers - 1) * self.round_trip_s
 
     @property
     def bytes_s(self) -> float:
@@ -254,9 +293,16 @@ class Step:
         return self.exchange_s / self.every
 
 
-def pipelined(work: Work, encode_s: float, send_s: float) -> float:
-    """Return when the last byte has left, from the start of the last iteration."""
-    return max(work.computed_s(encode_s), formulas.served(work.encoded(encode_s), work.shares, send_s)[-1])
+def pipelined(work: Work, encode_s: float, send_s: float, each_s: float = 0.0) -> float:
+    """Return when the last byte has left, from the start of the last iteration.
+
+    Args:
+        each_s: Seconds of the exchange of a piece that do not depend on its size. After local steps all pieces are
+            exchanged at once.
+    """
+    once_s, each_s = (each_s, 0.0) if work.every > 1 else (0.0, each_s)
+    ends = formulas.exchanged(work.encoded(encode_s), work.shares, send_s, each_s)
+    return max(work.computed_s(encode_s), ends[-1]) + once_s
 
 
 def step(work: Work, network: Network, message: Message) -> Step:
@@ -264,7 +310,7 @@ def step(work: Work, network: Network, message: Message) -> Step:
 
     >>> network = Network(workers=4, rate=1e9, goodput=1.0)  # 125 MB/s
     >>> round(step(Work(0.5, every=2), network, Message("none", push=25e6, pull=25e6)).exchange_s, 9)
-    2.6
+    2.456
     """
     if network.workers == 1:
         return Step(work.every, work.every * work.step_s, note="one worker has no one to exchange with")
@@ -294,8 +340,8 @@ def _parameter_server(work: Work, network: Network, message: Message) -> Step:
     encode_s, step_s = (seconds / network.servers for seconds in message.at_server)
     fixed_s = network.exchange_s + network.round_trip_s
     end = formulas.server_exchange_end(
-        work.encoded(message.encode_s), work.shares, work.computed_s(message.encode_s), push_s, add_s, encode_s, step_s,
-        pull_s, message.summable,
+        work.encoded(message.encode_s), work.shares, work.computed_s(message.encode_s), network.workers, push_s, add_s,
+        encode_s, step_s, pull_s, message.pull / network.bytes_s, message.summable,
     )  # fmt: skip
     parts = [message.encode_s, push_s, add_s + encode_s + step_s, pull_s, message.decode_s, fixed_s]
     return _step(work, work.waited(message.encode_s, end + fixed_s) + message.decode_s, parts)
@@ -304,8 +350,9 @@ def _parameter_server(work: Work, network: Network, message: Message) -> Step:
 def _ring(work: Work, network: Network, message: Message) -> Step:
     share = (network.workers - 1) / network.workers
     once, add_s = network.between_ranks(share * message.push), share * message.add_s
-    fixed_s = network.exchange_s + (network.workers - 1) * network.round_trip_s
-    end = work.waited(message.encode_s, pipelined(work, message.encode_s, 2 * once) + add_s + fixed_s)
+    each_s = network.exchange_s + network.all_reduce_s * (1 if message.codec in REDUCED else 2)
+    end = work.waited(message.encode_s, pipelined(work, message.encode_s, 2 * once, each_s) + add_s)
+    fixed_s = each_s * work.exchanges
     return _step(work, end + message.decode_s, [message.encode_s, once, add_s, once, message.decode_s, fixed_s])
 
 
@@ -324,6 +371,7 @@ def _two_shot(work: Work, network: Network, message: Message) -> Step:
     push_s, pull_s = network.between_ranks(share * message.push), network.between_ranks(share * message.pull)
     # A rank adds its shard of all messages, one message in total, and encodes the mean of its shard.
     add_s = message.add_s + (0.0 if message.summable else message.encode_s / network.workers)
-    fixed_s = network.exchange_s + network.round_trip_s
-    end = work.waited(message.encode_s, pipelined(work, message.encode_s, push_s + pull_s) + add_s + fixed_s)
+    each_s = network.exchange_s + network.all_reduce_s  # small tensors are added meanwhile
+    end = work.waited(message.encode_s, pipelined(work, message.encode_s, push_s + pull_s, each_s) + add_s)
+    fixed_s = each_s * work.exchanges
     return _step(work, end + message.decode_s, [message.encode_s, push_s, add_s, pull_s, message.decode_s, fixed_s])

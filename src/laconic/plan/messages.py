@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from laconic.codecs import parse
 from laconic.errors import ConfigError
 from laconic.plan.calibration import GZIP, sum_sizes, summable
-from laconic.plan.costs import Message, Network
+from laconic.plan.costs import REDUCED, Message, Network
 from laconic.plan.profile import ModelTimes, Profile
 from laconic.policy import Policy
 
-__all__ = ["REDUCED_FORMATS", "SLOT_NUMEL", "Workload", "message_of"]
-
-REDUCED_FORMATS = ("none", "fp16", "bf16")
-"""Formats that the all-reduce of every engine adds up by itself."""
+__all__ = ["SLOT_NUMEL", "Workload", "message_of"]
 
 SLOT_NUMEL = 1 << 22
 """A model of which only the number of parameters is known is taken to consist of slots of this size."""
@@ -71,7 +68,7 @@ def message_of(profile: Profile, workload: Workload, spec: str, network: Network
     pull = push
     if is_sum:
         push, pull = _sum_nbytes(spec, workload, network)
-    reduced = network.adds_packets and spec in REDUCED_FORMATS
+    reduced = network.adds_packets and spec in REDUCED
     if spec == "none" and network.topology != "ps":  # the all-reduce takes tensors without encoding
         reduced, seconds = True, [0.0, 0.0, 0.0]
     encode_s, decode_s, add_s = seconds

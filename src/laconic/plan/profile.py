@@ -2,14 +2,15 @@
 
 ::
 
-    {"format": "laconic profile", "version": 2, "name": …, "about": …, "source": …,
+    {"format": "laconic profile", "version": 3, "name": …, "about": …, "source": …,
      "machine": {…}, "load": {"load_average", "other_processes", "busy"}, "versions": {…}, "at": …, "commit": …,
      "device": "cpu", "threads": 1, "memory": bytes,
      "codecs": {spec: [{"numel", "nbytes", "encode_s", "decode_s", "add_s"}, …]},
      "models": {name: {"numels": […], "dims": […], "batch", "step_s", "ready": [[time, share], …], "apply_s",
                        "messages": {spec: {"push", "encode_s", "decode_s", "add_s"}}}},
      "slowdown": {"2": factor, …},     how many times as long a step takes while so many processes compute
-     "transport": {"exchange_s", "slot_s", "byte_s"} or null,
+     "transport": {"exchange_s", "slot_s", "byte_s"} or null,     of a parameter server
+     "collective": {"none", "sum", "twoshot": {"exchange_s", "slot_s", "byte_s"}},     of ranks, by reduction
      "links": [{"to", "goodput", "round_trip"}, …]}
 
 Seconds are those of one process with ``threads`` threads, alone on the machine. Files of another version are rejected.
@@ -30,7 +31,7 @@ from laconic.json_files import parse_json, read_regular_text
 
 __all__ = ["FORMAT", "VERSION", "MachineLoad", "ModelTimes", "Point", "Profile", "Transport", "load", "shipped"]
 
-FORMAT, VERSION = "laconic profile", 2
+FORMAT, VERSION = "laconic profile", 3
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,12 @@ class ModelTimes:
 
 @dataclass(frozen=True)
 class Transport:
-    """The time of an exchange with a parameter server that no codec and no link explains.
+    """The time of an exchange that no codec and no link explains.
 
     Args:
         exchange_s: Seconds of an exchange of two slots with next to nothing in them.
         slot_s: Seconds of each further slot.
-        byte_s: Seconds that the server computes for each byte that it receives or sends.
+        byte_s: Seconds that the server (or a rank) computes for each byte that it receives or sends.
     """
 
     exchange_s: float
@@ -131,6 +132,7 @@ class Profile:
     models: Mapping[str, ModelTimes] = field(default_factory=dict)
     slowdown: Mapping[int, float] = field(default_factory=dict)
     transport: Transport | None = None
+    collective: Mapping[str, Transport] = field(default_factory=dict)
     links: Sequence[Mapping[str, Any]] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
     load: MachineLoad | None = None
@@ -218,11 +220,14 @@ class Profile:
         _check_numbers("slowdown", values["slowdown"])
         transport = None if values["transport"] is None else Transport(**values["transport"])
         _check_numbers("transport", values["transport"] or {})
+        collective = {way: Transport(**times) for way, times in values["collective"].items()}
+        for way, times in values["collective"].items():
+            _check_numbers(f"collective {way!r}", times)
         memory = 0 if values["memory"] is None else values["memory"]
         _check_numbers("machine", {"memory": memory, "threads": values["threads"]})
         return cls(**{
             **values, "codecs": codecs, "models": {name: _model(name, one) for name, one in values["models"].items()},
-            "slowdown": slowdown, "transport": transport, "links": tuple(values["links"]),
+            "slowdown": slowdown, "transport": transport, "collective": collective, "links": tuple(values["links"]),
             "load": None if values["load"] is None else MachineLoad(**values["load"]),
         })  # fmt: skip
 

@@ -150,10 +150,12 @@ def recommend(request: PlanRequest, *, break_even: bool = True, notify: Notify =
     def timed(candidate: Candidate, rate: float) -> tuple[Message, Step]:
         message, work = messages[candidate.codec].part(1 / candidate.fragments), request.work
         work = replace(work, every=candidate.period, overlap=candidate.overlap)
+        if candidate.local and request.workload.model is not None:  # every step ends with the optimizer's
+            work = replace(work, step_s=work.step_s + slowdown * request.workload.model.apply_s)
         if request.layers is not None and candidate.label not in BASELINES:
             message = request.layers.message(message)
             work = replace(work, step_s=work.step_s * request.layers.h)
-        links = replace(request.network_of(candidate.fragments, candidate.codec), rate=rate)
+        links = replace(request.network_of(candidate.fragments, candidate.codec, candidate.every), rate=rate)
         return message, step(work, links, message)
 
     def pays(candidate: Candidate, rate: float) -> bool:
@@ -187,6 +189,13 @@ def _replaced(request: PlanRequest) -> Iterator[str]:
     profile, again = request.profile, "Measure it on this machine by `laconic calibrate`"
     if request.topology == "ps" and profile.transport is None:
         yield f"profile {profile.name} has no transport: that of the shipped profile cpu is used. {again}"
+    if request.topology != "ps" and not profile.collective:
+        used = (
+            "those of two ranks by gloo on two cores are used"
+            if profile.device == "cpu"
+            else "their exchanges take the time of links and codecs alone, which is too short"
+        )
+        yield f"profile {profile.name} has no times of ranks: {used}. {again}"
     if request.processes > 1 and not profile.slowdown and profile.device == "cpu":
         yield (
             f"profile {profile.name} has no slowdown of processes: {request.processes} of them are taken to share the "

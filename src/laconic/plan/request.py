@@ -10,7 +10,7 @@ from typing import Any
 
 from laconic.errors import ConfigError
 from laconic.plan.calibration import summable
-from laconic.plan.costs import EVENLY, Message, Network, Work
+from laconic.plan.costs import EVENLY, REDUCED, Message, Network, Work, bucketed
 from laconic.plan.evidence import (
     FAMILIES,
     MODEL_FAMILIES,
@@ -20,7 +20,7 @@ from laconic.plan.evidence import (
     default_optimizer,
     shipped_evidence,
 )
-from laconic.plan.messages import REDUCED_FORMATS, Workload
+from laconic.plan.messages import Workload
 from laconic.plan.profile import Profile, Transport, load
 
 __all__ = ["CompressedLayers", "MeasuredRun", "PlanRequest", "default_transport"]
@@ -172,20 +172,26 @@ class PlanRequest:
         model, machine = self.workload.model, self.profile.machine
         spare_core = self.profile.device == "cuda" or machine.get("cores", 1) > self.processes
         seconds = self.step_s * self.profile.slowdown_of(self.processes)
-        return Work(seconds, self.every, model.ready if model else EVENLY, spare_core)
+        ready = model.ready if model else EVENLY
+        if self.topology not in ("ps", "fsdp"):
+            ready = bucketed(ready, self.workload.numel)
+        return Work(seconds, self.every, ready, spare_core)
 
     @property
     def network(self) -> Network:
         """The links, and what a parameter server adds to them."""
         return self.network_of()
 
-    def network_of(self, fragments: int = 1, codec: str = "none") -> Network:
+    def network_of(self, fragments: int = 1, codec: str = "none", every: int = 1) -> Network:
         """Return the links and the fixed times of an exchange by a codec, if fragments are exchanged in turn."""
         options: dict[str, float] = {}
-        if self.topology != "ps" and self.profile.device == "cpu":
-            transport = collective_transport(self._way(codec))
-            slots = -(-self.workload.compressed_slots // fragments)
-            options = {"byte_s": transport.byte_s, "exchange_s": transport.seconds(slots)}
+        if self.topology != "ps" and (self.profile.collective or self.profile.device == "cpu"):
+            transport = self.profile.collective.get(way := self._way(codec)) or collective_transport(way)
+            # It was measured between two processes of a machine; more of them share its cores.
+            slowdown = self.profile.slowdown_of(max(2, self.processes)) / self.profile.slowdown_of(2)
+            parts = replace(self.work, every=every).exchanges if self.topology != "fsdp" else 1
+            slots = -(-self.workload.compressed_slots // (fragments * parts))
+            options = {"byte_s": transport.byte_s, "exchange_s": slowdown * transport.seconds(slots)}
         if self.topology == "ps":
             transport = self.profile.transport or default_transport()
             slots = -(-len(self.workload.slots) // fragments)
@@ -198,7 +204,7 @@ class PlanRequest:
     def _way(self, codec: str) -> str:
         """Return how ranks reduce what a codec sends: see ``costs``."""
         adds = self.topology in ("ring", "hsdp")
-        if codec == "none" or (adds and codec in REDUCED_FORMATS):
+        if codec == "none" or (adds and codec in REDUCED):
             return "none"
         return "sum" if adds and summable(codec) else "twoshot"
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +20,7 @@ import torch
 from torch import Tensor
 
 from laconic.cluster.job import Job
-from laconic.errors import ConfigError
+from laconic.errors import ConfigError, LaconicError
 from laconic.plan import calibration
 from laconic.plan.background_load import OtherProcesses
 from laconic.plan.link import measure_link
@@ -32,7 +36,7 @@ from laconic.train.models import MODELS, build_model
 from laconic.train.run import RECORDS, Config, trainable
 from laconic.train.task import cross_entropy
 
-__all__ = ["BUSY_SHARE", "busy", "calibrate", "check_model", "measure_transport", "step_count"]
+__all__ = ["BUSY_SHARE", "busy", "calibrate", "check_model", "measure_ranks", "measure_transport", "step_count"]
 
 INPUT_SHAPES = {
     "mlp": (1, 28, 28), "lenet5": (1, 28, 28), "vgg11": (3, 32, 32), "alexnet": (3, 224, 224),
@@ -47,7 +51,11 @@ SLOWEST_S = 1.0
 BUSY_SHARE = 0.15
 """Share of all cores that other processes may use before a profile is marked as one of a busy machine."""
 TRANSPORT_WORKERS = 2
+"""Workers of the measured server, on this machine, over loopback with TLS."""
+RANKS, RANKS_TIMEOUT_S = 2, 300.0
 WARM_UP = 3
+
+log = logging.getLogger("laconic")
 
 Notify = Callable[[str], None]
 
@@ -55,7 +63,7 @@ Notify = Callable[[str], None]
 def calibrate(
     name: str, *, models: Sequence[str] = (), codecs: Sequence[str] | None = None, batch: int | None = None,
     device: str = "cpu", threads: int = 1, processes: Sequence[int] = (), transport: bool = True,
-    peer: str | None = None, quick: bool = False, notify: Notify = lambda message: None,
+    ranks: bool = True, peer: str | None = None, quick: bool = False, notify: Notify = lambda message: None,
 ) -> Profile:  # fmt: skip
     """Return the profile of this machine.
 
@@ -66,6 +74,7 @@ def calibrate(
         device: ``cpu`` or ``cuda``.
         processes: Numbers of processes whose mutual slowdown is measured.
         transport: Whether to measure exchanges of a parameter server and two workers on this machine.
+        ranks: Whether to measure exchanges of two ranks of torch.distributed on this machine.
         peer: HOST:PORT of ``laconic calibrate --listen``, to measure the link to it.
         quick: Whether to measure fewer sizes and turns.
         notify: Called with the name of each step; see ``step_count``.
@@ -96,6 +105,9 @@ def calibrate(
         if transport:
             notify("transport")
             profile = replace(profile, transport=measure_transport(profile, exchanges=12 if quick else 40))
+        if ranks:
+            notify("ranks")
+            profile = replace(profile, collective=measure_ranks(device, turns=10 if quick else 40))
         if peer is not None:
             notify("link")
             profile = replace(profile, links=(measure_link(peer),))
@@ -108,7 +120,7 @@ def calibrate(
 def step_count(models: Sequence[str], codecs: Sequence[str] | None) -> int:
     """Return how many times ``calibrate`` calls ``notify``, at most."""
     specs = len({"none", "bf16", *codecs}) if codecs else len(calibration.STOCK)
-    return specs + len(models) * (1 + specs) + 3
+    return specs + len(models) * (1 + specs) + 4
 
 
 def busy(load_average: float, other_processes: float | None) -> bool:
@@ -126,10 +138,7 @@ def check_model(name: str) -> None:
 def _about(device: str, threads: int) -> str:
     properties = machine()
     where = properties.get("gpu") if device == "cuda" else f"{properties['cores']} cores of {properties['cpu']}"
-    return (
-        f"{where}, {threads} thread{'s' * (threads != 1)} a process. Transport: one server and {TRANSPORT_WORKERS} "
-        "workers on this machine, over loopback with TLS."
-    )
+    return f"{where}, {threads} thread{'s' * (threads != 1)} a process"
 
 
 def _memory(device: str, processes: int) -> float | None:
@@ -195,6 +204,36 @@ def measure_transport(profile: Profile, *, exchanges: int = 40) -> Transport:
             for (run_dir, config), summary in zip(runs.items(), summaries, strict=True)
         ]
     return fit_transport(measured)
+
+
+def measure_ranks(device: str, *, turns: int = 40) -> dict[str, Transport]:
+    """Return the times of exchanges of two ranks on this machine, by reduction: see ``laconic.collective.timing``.
+
+    On a GPU they use NCCL, which needs a GPU for each rank: with one there are none.
+    """
+    if device == "cuda" and torch.cuda.device_count() < RANKS:
+        log.warning("the exchanges of ranks are not measured: NCCL needs %d GPUs", RANKS)
+        return {}
+    environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"ranks": RANKS, "store": str(Path(folder) / "store"), "turns": turns, "device": device}
+        command = [sys.executable, "-m", "laconic.collective.timing"]
+        processes = [
+            subprocess.Popen([*command, json.dumps({"rank": rank, **options})], stdout=subprocess.PIPE, text=True,
+                             env=environment)
+            for rank in range(RANKS)
+        ]  # fmt: skip
+        try:
+            out, _ = processes[0].communicate(timeout=RANKS_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            out = ""
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+    if not out:
+        raise LaconicError("the exchanges of ranks could not be measured, their error is above: give --no-ranks")
+    return {way: Transport(**times) for way, times in json.loads(out).items()}
 
 
 def _seconds(run_dir: Path) -> float:

@@ -81,12 +81,13 @@ class SimulatedExchange:
         else:
             pairs = zip(self._up, tensors, strict=True)
             frames = [channel.encode(slot, x, seed=_seed(seed, k)) for k, (channel, x) in enumerate(pairs)]
-            total = decode(frames[0])
+            where = tensors[0].device
+            total = decode(frames[0], device=where)
             for frame in frames[1:]:
-                total += decode(frame)
+                total += decode(frame, device=where)
             reply = self._down.encode(slot, total / self.workers, seed=_seed(seed, self.workers))
             self.nbytes += len(frames[0]) + len(reply)
-            result, sender = decode(reply), self._up[0]
+            result, sender = decode(reply, device=where), self._up[0]
         self._report(slot, choice.spec, tensors, result, sender)
         return result
 
@@ -102,7 +103,7 @@ class SimulatedExchange:
         for one in contributors:
             one.received(slot, sums.packet(total))
         self.nbytes += len(frames[0]) + len(total) + 8 * agreed.numel() * (contributors[0].summing.by == "max")
-        return decode(total), contributors[0]
+        return decode(total, device=tensors[0].device), contributors[0]
 
     def _report(
         self, slot: str, spec: str, tensors: Sequence[Tensor], result: Tensor, sender: Channel | Contributor

@@ -66,6 +66,12 @@ class Tuning:
         return self.recommendation.codec
 
     @property
+    def shown(self) -> Outcome:
+        """The outcome whose layers are shown: the recommended one, or that of the smallest loss by a codec."""
+        tried = [one for label, one in self.outcomes.items() if label not in (PLAIN, AGAIN)]
+        return self.outcomes[self.codec] if self.codec != PLAIN else min(tried, key=lambda one: one.loss)
+
+    @property
     def code(self) -> str:
         """Lines of Python that use the recommendation."""
         if self.codec == PLAIN:

@@ -76,7 +76,7 @@ def study(
     lanes: Annotated[int | None, option("Runs trained side by side.", "4 or 6 on a GPU, 1 on a CPU", min=1)] = None,
     links: Annotated[
         str | None,
-        option("Links of the experiment times: unshaped, 1gbit, 100mbit (as root: by the lab).", "all", metavar="LIST"),
+        option("Links of the experiments times and runs: unshaped, 1gbit, 100mbit, …", "all", metavar="LIST"),
     ] = None,
     iterations: Annotated[int | None, option("times: iterations of each method, model and link.", "200", min=1)] = None,
     cell_seconds: Annotated[

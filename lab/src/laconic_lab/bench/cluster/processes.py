@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from laconic.cluster import certificates
 from laconic.errors import LaconicError, WrongResultError
+from laconic.units import parse_time
 from laconic_lab.network import Host, Lab, Link, unique_name
 from laconic_lab.network.paced_proxy import PacedProxy
 
@@ -151,18 +152,21 @@ class _Proxied:
 
 
 @contextmanager
-def network(made_of: str, rate: str | None, workers: int) -> Iterator[Network]:
+def network(made_of: str, rate: str | None, workers: int, delay: str = "0") -> Iterator[Network]:
     """Provide hosts for a server and its workers with links of a rate.
 
     Args:
         made_of: ``LAB``, which needs root, or ``PACED``: one proxy in front of the server, shared by all workers.
         rate: As in ``laconic_lab.network``; None: unlimited.
+        delay: From one host to another, in each direction; needs ``LAB``.
     """
     with ExitStack() as stack:
         if made_of == PACED:
             yield _Proxied(stack.enter_context(PacedProxy(rate=rate)))
             return
-        lab = stack.enter_context(Lab(unique_name("bench"), [Host(rate=rate)] * (workers + 1)))
+        # Packets pass the links of two hosts, and each adds its delay.
+        host = Host(rate=rate, delay=f"{parse_time(delay) / 2:g}s")
+        lab = stack.enter_context(Lab(unique_name("bench"), [host] * (workers + 1)))
         certs = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "certs"
         certificates.new_job(certs, name="bench", hosts=[lab.address(1)], workers=workers, days=1)
         yield _Namespaces(lab, str(certs))

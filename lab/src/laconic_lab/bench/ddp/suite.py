@@ -84,7 +84,7 @@ def _trained(results: list[dict[str, Any]], common: dict[str, Any], settings: DD
         values = {
             "way": one["way"], "accuracy": accuracy, "plain_accuracy": plain, "train_s": seconds, "failed": None,
             "reached_s": reached[0] if reached else None, "curve": one["curve"], "iterations": one["iterations"],
-            "sent_nbytes_per_step": one["sent"],
+            "sent_nbytes_per_step": one["sent"], "median_step_s": one["median_step_s"],
         }  # fmt: skip
         records.append(Record("bench.ddp.train", common | values, settings.seed))
     return records

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -51,6 +52,7 @@ def _train(name: str, options: dict[str, Any], rank: int, ranks: int) -> dict[st
         every, _, spec = name.removeprefix("local ").partition(" ")
         local = LocalSGD(task.model, optimizer, every=int(every), codec=spec, outer="mean")
     curve: list[list[float]] = []
+    steps: list[float] = []
     seconds, iterations = 0.0, int(options["epochs"] * shards.iterations_per_epoch)
     # The learning rate ends near zero, so that results are comparable.
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)
@@ -65,13 +67,17 @@ def _train(name: str, options: dict[str, Any], rank: int, ranks: int) -> dict[st
         else:
             local.step()
         schedule.step()
-        seconds += time.perf_counter() - began
+        steps.append(time.perf_counter() - began)
+        seconds += steps[-1]
         if (iteration + 1) % options["test_every"] == 0 or iteration == iterations - 1:
             curve.append(_tested(task, iteration + 1, seconds, rank))
     differ = differing(dict(task.model.named_parameters())) if local is None else []
     if differ:
         raise WrongResultError(f"{name}: replicas ended with different parameters: {differ[0]}")
-    return {"way": name, "curve": curve, "iterations": iterations, "sent": _sent(way, local, ranks, iterations)}
+    return {
+        "way": name, "curve": curve, "iterations": iterations, "sent": _sent(way, local, ranks, iterations),
+        "median_step_s": statistics.median(steps),
+    }  # fmt: skip
 
 
 def _tested(task: Task, iteration: int, seconds: float, rank: int) -> list[float]:

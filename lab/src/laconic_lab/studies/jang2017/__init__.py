@@ -19,8 +19,8 @@ __all__ = ["STUDY"]
 STUDY = Study(
     "jang2017", "Jang, Na and Yoon 2017: a model of time, and real runs",
     EXPERIMENTS, CLAIMS, Results, run, make_tables, make_plots, FIGURES,
-    flags=("data",),
-    options=lambda given: {"data": given["data"] or "digits"},
+    flags=("data", "links"),
+    options=lambda given: {"data": given["data"] or "digits", "links": given["links"] and given["links"].split(",")},
     counts=lambda records: {"runs": len(records)},
     related={LAYERS: "layers/cpu.jsonl"},
 )  # fmt: skip

@@ -8,14 +8,16 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from laconic.plan.calibration import SIZES, codec_points, model_times
+from laconic.plan.calibration import model_times
+from laconic.plan.candidates import Candidate
 from laconic.plan.processes import processes_per_core, run_simultaneously
-from laconic.plan.profile import ModelTimes, Profile
+from laconic.plan.profile import ModelTimes
+from laconic.units import parse_rate, parse_time
+from laconic_lab.bench.gpt.settings import link_parts
 from laconic_lab.studies.jang2017 import tasks
 from laconic_lab.studies.trainer import single_thread
 
@@ -24,7 +26,9 @@ __all__ = [
     "CODECS",
     "ENOUGH_S",
     "EXPERIMENT",
+    "HELD_OUT",
     "LEAST",
+    "LOCAL",
     "MOST",
     "RATES",
     "SUMMED",
@@ -32,7 +36,6 @@ __all__ = [
     "WORKERS",
     "Calibrated",
     "Cell",
-    "generic",
     "rate_of",
     "step_together",
     "times_of",
@@ -42,15 +45,21 @@ __all__ = [
 EXPERIMENT = "runs"
 
 WORKERS = (2, 4)
-RATES = ("100mbit", "1gbit")
+HELD_OUT = ("30mbit+40ms", "300mbit")
+"""Links, with models of their own, that the model of time was never changed for: it was made before they were run."""
+RATES = (*HELD_OUT, "unshaped", "100mbit", "1gbit")
 CODECS = ("none", "fp16", "qsgd:4", "topk:0.01|qsgd:4", "thc:4", "adaptive:5.0|huffman")
-MODEL = {"100mbit": "mlp", "1gbit": "vgg11"}
-"""Model for each rate, so that an exchange takes seconds and not minutes."""
-WARM_UP, LEAST, MOST, ENOUGH_S = 3, 10, 60, 12.0
+LOCAL = "local 8 ef|sign"
+"""What DDP is compared with, too: changes of 8 local steps."""
+MODEL = {"30mbit+40ms": "gpt", "300mbit": "resnet", "unshaped": "mlp", "100mbit": "mlp", "1gbit": "vgg11"}
+"""Model for each link, so that an exchange takes seconds and not minutes."""
+WARM_UP, LEAST, MOST, ENOUGH_S = 3, 8, 60, 8.0
 """Exchanges that do not count, the fewest and the most that do, and the seconds that these should take."""
 CALM = 1.5
 """Load average up to which the machine counts as calm."""
 SUMMED = ("thc:4",)
+UNLIMITED = 1e15
+"""Bits per second of a link without a shaper: the machine is slower."""
 
 
 class Cell(NamedTuple):
@@ -66,6 +75,16 @@ class Cell(NamedTuple):
     @property
     def model(self) -> str:
         return MODEL[self.rate]
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate.parse(self.codec)
+
+    @property
+    def link(self) -> tuple[float, float]:
+        """Bits per second, and seconds of a round trip."""
+        rate, delay = link_parts(self.rate)
+        return UNLIMITED if rate is None else parse_rate(rate), 2 * parse_time(delay)
 
     def __str__(self) -> str:
         return f"{self.engine}, {self.workers} workers, {self.rate}, {self.codec}"
@@ -92,6 +111,18 @@ class Calibrated:
     byte_s: float
     load: float
     ways: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Calibrated:
+        """Return the calibration of a Record."""
+        times = values["times"]
+        times = ModelTimes(**{
+            **times, "numels": tuple(times["numels"]), "dims": tuple(times["dims"]),
+            "ready": tuple((time, share) for time, share in times["ready"]),
+        })  # fmt: skip
+        names = ("step_s", "fixed_s", "slot_s", "byte_s", "load")
+        ways = {way: (base, slot_s) for way, (base, slot_s) in values["ways"].items()}
+        return cls(times, **{name: values[name] for name in names}, ways=ways)
 
     @property
     def slowdown(self) -> float:
@@ -147,10 +178,3 @@ def times_of(model: str, codecs: Sequence[str]) -> ModelTimes:
         sent = {f"ef|{codec}" if codec in SUMMED else codec: codec for codec in codecs}
         times = model_times(network, (x[:size], y[:size]), loss, sent, turns=9)
         return replace(times, messages={sent[spec]: message for spec, message in times.messages.items()})
-
-
-@lru_cache(maxsize=1)
-def generic() -> Profile:
-    """Return a profile for small slots, which are sent uncompressed and not measured on the model's gradients."""
-    measured = codec_points(["none"], sizes=SIZES[:2], notify=lambda message: None)
-    return Profile("here", codecs={spec: tuple(points) for spec, points in measured.items()})

@@ -17,31 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from laconic.errors import LaconicError
 from laconic.plan.background_load import OtherProcesses
-from laconic.plan.costs import Message, Network, Ready, Step, Work, step
+from laconic.plan.costs import Message, Network, Step, Work, bucketed, step
 from laconic.plan.messages import Workload, message_of
-from laconic.plan.profile import ModelTimes
-from laconic.units import parse_rate
+from laconic.plan.profile import Profile
 from laconic_lab.studies.jang2017 import cells, tasks
 
 if TYPE_CHECKING:
     from laconic_lab.bench.cluster.processes import Network as Hosts
 
-__all__ = ["bucketed", "calibrate", "predict", "run"]
+__all__ = ["calibrate", "predict", "run"]
 
-FIRST, BUCKET = 1 << 20, 25 << 20
 LIMIT_S = 300.0
-
-
-def bucketed(times: ModelTimes) -> Ready:
-    """Return when each DDP bucket can be sent: as soon as its last gradient is ready."""
-    total, buckets = times.numel, []
-    limit, filled, done = FIRST, 0, 0
-    for numel, (ready, _) in zip(times.numels, times.ready, strict=True):
-        filled, done = filled + 4 * numel, done + numel
-        if filled >= limit or done == total:
-            buckets.append((ready, done / total))
-            limit, filled = BUCKET, 0
-    return tuple(buckets)
 
 
 def calibrate(model: str, workers: int, codecs: Sequence[str]) -> cells.Calibrated:
@@ -70,21 +56,26 @@ def _exchange_s(net: Hosts, name: str, workers: int, codec: str) -> float:
 
 
 def predict(cell: cells.Cell, calibrated: cells.Calibrated, rate: float | None = None) -> tuple[Message, Step]:
+    candidate, times = cell.candidate, calibrated.times
     way = "none" if cell.codec == "none" else "sum" if cell.codec in cells.SUMMED else "twoshot"
-    fixed = calibrated.fixed_s
+    ready, fixed = bucketed(times.ready, times.numel), calibrated.fixed_s
+    work = Work(calibrated.step_s, candidate.every, ready)
+    if candidate.local:  # every step ends with the optimizer's
+        work = replace(work, step_s=work.step_s + calibrated.slowdown * times.apply_s)
     if way != "none":
         base, slot_s = calibrated.ways[way]
-        large = sum(dims > 1 and numel >= 4096 for numel, dims in calibrated.times.layout())
-        fixed = base + slot_s * (large - tasks.LARGE["pair"])
+        large = sum(dims > 1 and numel >= 4096 for numel, dims in times.layout())
+        fixed = base + slot_s * max(0, large / work.exchanges - tasks.LARGE["pair"])
+    bits_s, round_trip_s = cell.link
     network = Network(
-        cell.workers, rate or parse_rate(cell.rate), "ring" if way == "sum" else "twoshot", byte_s=calibrated.byte_s,
-        exchange_s=fixed,
+        cell.workers, rate or bits_s, "ring" if way == "sum" else "twoshot", byte_s=calibrated.byte_s,
+        exchange_s=fixed, round_trip_s=0.0 if rate else round_trip_s,
     )  # fmt: skip
-    message = message_of(cells.generic(), Workload.of_model(calibrated.times), cell.codec, network).slower(
+    message = message_of(Profile("here"), Workload.of_model(times), candidate.codec, network).slower(
         calibrated.slowdown
     )
     message = replace(message, add_s=message.add_s * calibrated.slowdown)  # every rank adds, at the same time
-    return message, step(Work(calibrated.step_s, ready=bucketed(calibrated.times)), network, message)
+    return message, step(work, network, message)
 
 
 def run(wanted: Sequence[tuple[cells.Cell, int]], net: Hosts) -> Iterator[dict[str, Any]]:

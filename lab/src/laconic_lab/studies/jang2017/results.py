@@ -10,7 +10,7 @@ from laconic.plan import Naive, Training
 from laconic.plan.jang2017 import GIGABIT
 from laconic.records import Record
 from laconic_lab.studies import study
-from laconic_lab.studies.jang2017.runs import RUN
+from laconic_lab.studies.jang2017.runs import RUN, latest
 from laconic_lab.studies.study import Count, Positive
 
 __all__ = ["KERNELS", "LAYERS", "READER", "STEP", "TABLE", "CompressedModel", "Results"]
@@ -73,7 +73,7 @@ class Results(study.Results):
     }  # fmt: skip
 
     def __init__(self, records: Iterable[Record]) -> None:
-        super().__init__(records)
+        super().__init__(latest(records))
         self.rows, self.runs = self.of_kind(TABLE), self.of_kind(RUN)
         self.steps = {(step["model"], step["device"]): step for step in self.of_kind(STEP)}
         self.kernels = {kernels["device"]: kernels for kernels in self.of_kind(KERNELS)}

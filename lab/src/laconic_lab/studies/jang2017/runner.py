@@ -36,7 +36,7 @@ BATCH = {"alexnet": {"cpu": 16, "cuda": 256}, "reader": {"cpu": 16, "cuda": 256}
 
 def run(
     experiment: str = "table1", *, data: str = "digits", data_dir: Path | None = None, device: str = "auto",
-    cells: Sequence[runs.Cell] | None = None, records: Path | None = None, progress: Progress | None = None,
+    links: Sequence[str] | None = None, records: Path | None = None, progress: Progress | None = None,
 ) -> list[Record]:  # fmt: skip
     """Run an experiment and return its Records; what is in the Records already is not measured again.
 
@@ -46,13 +46,13 @@ def run(
             operations) or ``runs`` (predicted and measured; needs root).
         data: Data set whose images table 1 compresses.
         device: ``auto``, ``cpu`` or ``cuda``, for steps and kernels.
-        cells: Cells of ``runs``; all by default.
+        links: Links of ``runs``, some of ``runs.RATES``; all by default.
         records: Folder in which Records are kept, one file for each experiment.
     """
     check_experiment(experiment, EXPERIMENTS)
     finished = RecordLog.of_experiment(records, experiment)
     if experiment == runs.EXPERIMENT:
-        return runs.measure_all(cells if cells is not None else runs.all_cells(), records=finished, progress=progress)
+        return runs.measure_all(runs.all_cells(links=links or runs.RATES), records=finished, progress=progress)
     where = device_of(device).type
     if experiment == "table1":
         return _table(finished, data, data_dir, progress)

@@ -14,7 +14,7 @@ import os
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,10 +25,10 @@ from laconic.errors import ConfigError
 from laconic.plan.background_load import OtherProcesses
 from laconic.plan.costs import Message, Network, Step, Work, step
 from laconic.plan.messages import Workload, message_of
-from laconic.plan.profile import ModelTimes
-from laconic.records import Record
+from laconic.plan.profile import Profile
+from laconic.records import Record, machine
 from laconic.train.run import Config
-from laconic.units import parse_rate
+from laconic_lab.bench.gpt.settings import link_parts
 from laconic_lab.studies.jang2017 import cells, ddp, tasks
 from laconic_lab.studies.jang2017.cells import (
     CALM,
@@ -36,6 +36,7 @@ from laconic_lab.studies.jang2017.cells import (
     ENOUGH_S,
     EXPERIMENT,
     LEAST,
+    LOCAL,
     MOST,
     RATES,
     SUMMED,
@@ -87,7 +88,7 @@ def measure_all(
 ) -> list[Record]:
     """Run the cells that have no valid Record yet, one at a time, and return the Records of all.
 
-    Cells that were measured under background load or over invalid links are run again.
+    Cells that were measured under background load, over invalid links or on another machine are run again.
 
     Args:
         records: Records of earlier cells.
@@ -98,17 +99,20 @@ def measure_all(
 
     if os.geteuid() != 0:
         raise ConfigError("the experiment runs emulates links, which needs root: run it as root")
-    finished, done = records or RecordLog(None), 0
+    finished, done, here = records or RecordLog(None), 0, machine()["cpu"]
 
     def kept(cell: Cell) -> bool:
-        values = finished.records[cell.key].values if cell.key in finished else None
-        return values is not None and bool(values["valid"]) and calm_cell(values)
+        record = finished.records.get(cell.key)
+        if record is None or record.machine.get("cpu") != here:
+            return False
+        return bool(record.values["valid"]) and calm_cell(record.values)
 
     missing = [cell for cell in wanted if not kept(cell)]
     for engine, workers, rate in dict.fromkeys(cell[:3] for cell in missing):
         group = [cell for cell in missing if cell[:3] == (engine, workers, rate)]
         calibrated = _calibrated(finished, engine, workers, group[0].model, progress)
-        with network(LAB, rate, workers) as net:
+        bits_s, delay = link_parts(rate)
+        with network(LAB, bits_s, workers, delay) as net:
             links = measured_links(net)
             modelled = {cell: ENGINES[engine].predict(cell, calibrated) for cell in group}
             wait_until_calm(calm)
@@ -147,22 +151,40 @@ def _record(
 
 def _calibrated(finished: RecordLog, engine: str, workers: int, model: str, progress: Progress | None) -> Calibrated:
     key = json.dumps([CALIBRATION, engine, workers, model])
-    if key not in finished or finished.records[key].values["load"] > MOST_LOAD:
+    known = finished.records.get(key)
+    if known is None or known.machine.get("cpu") != machine()["cpu"] or known.values["load"] > MOST_LOAD:
         if progress is not None:
             progress(f"calibrating {engine}, {workers} workers, {model}", 0, 1)
         wait_until_calm()
-        calibrated = ENGINES[engine].calibrate(model, workers, CODECS)
+        codecs = [*CODECS, *(Cell(engine, workers, "", one).candidate.codec for one in LOCAL_OF.get(engine, ()))]
+        calibrated = ENGINES[engine].calibrate(model, workers, codecs)
         finished.add(Record(CALIBRATION, {"key": key, "engine": engine, "workers": workers, "model": model,
                                           **asdict(calibrated)}))  # fmt: skip
-    values = finished.records[key].values
-    times = values["times"]
-    times = ModelTimes(**{
-        **times, "numels": tuple(times["numels"]), "dims": tuple(times["dims"]),
-        "ready": tuple((t, share) for t, share in times["ready"]),
-    })  # fmt: skip
-    names = ("step_s", "fixed_s", "slot_s", "byte_s", "load")
-    ways = {way: (base, slot_s) for way, (base, slot_s) in values["ways"].items()}
-    return Calibrated(times, **{name: values[name] for name in names}, ways=ways)
+    return Calibrated.of(finished.records[key].values)
+
+
+def latest(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield all Records but earlier ones of the same cell; cells are predicted by the present model.
+
+    It predicts from the calibration of the same machine; where there is none, the prediction is that of the Record.
+    """
+    calibrations: dict[tuple[Any, ...], Record] = {}
+    found: dict[str, Record] = {}
+    for record in records:
+        values = record.values
+        if record.kind == CALIBRATION:
+            calibrations[values["engine"], values["workers"], values["model"], record.machine.get("cpu")] = record
+        elif record.kind == RUN:
+            found[values["key"]] = record
+        else:
+            yield record
+    for record in found.values():
+        cell = Cell(*(record.values[name] for name in Cell._fields))
+        known = calibrations.get((cell.engine, cell.workers, cell.model, record.machine.get("cpu")))
+        if known is not None and cell.candidate.codec in known.values["times"]["messages"]:
+            modelled = ENGINES[cell.engine].predict(cell, Calibrated.of(known.values))[1]
+            record = replace(record, values={**record.values, "predicted_s": modelled.total_s})
+        yield record
 
 
 def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated:
@@ -193,14 +215,16 @@ def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated
 
 
 def _predict_ps(cell: Cell, calibrated: Calibrated, rate: float | None = None) -> tuple[Message, Step]:
+    bits_s, round_trip_s = cell.link
     network = Network(
         cell.workers,
-        rate or parse_rate(cell.rate),
+        rate or bits_s,
+        round_trip_s=0.0 if rate else round_trip_s,
         byte_s=calibrated.byte_s,
         exchange_s=calibrated.fixed_s + calibrated.slot_s * (len(calibrated.times.numels) - 2),
     )
     load = Workload.of_model(calibrated.times)
-    message = message_of(cells.generic(), load, cell.codec, network).slower(calibrated.slowdown)
+    message = message_of(Profile("here"), load, cell.codec, network).slower(calibrated.slowdown)
     return message, step(Work(calibrated.step_s, ready=calibrated.times.ready), network, message)
 
 
@@ -284,13 +308,19 @@ ENGINES: Mapping[str, Engine] = {
     "ddp": Engine(ddp.calibrate, ddp.predict, ddp.run),
 }
 """Engines by name."""
+LOCAL_OF = {"ddp": (LOCAL,)}
+"""Local steps that an engine is measured with, too."""
 
 
-def all_cells(engines: Sequence[str] | None = None) -> list[Cell]:
+def all_cells(engines: Sequence[str] | None = None, links: Sequence[str] = RATES) -> list[Cell]:
+    """Return the cells of some engines and links, by default all."""
+    unknown = [link for link in links if link not in RATES]
+    if unknown:
+        raise ConfigError(f"a link must be one of {', '.join(RATES)}, got {unknown[0]!r}")
     return [
         Cell(engine, workers, rate, codec)
+        for rate in links
         for engine in (ENGINES if engines is None else engines)
         for workers in WORKERS
-        for rate in RATES
-        for codec in CODECS
+        for codec in (*CODECS, *LOCAL_OF.get(engine, ()))
     ]

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["BATCH", "IMAGES", "LARGE", "SCRIPT", "few", "many", "mlp", "pair", "vgg11"]
+__all__ = ["BATCH", "IMAGES", "LARGE", "SCRIPT", "few", "gpt", "many", "mlp", "pair", "resnet", "vgg11"]
 
 SCRIPT = str(Path(__file__).resolve())
 IMAGES = 512
-BATCH = {"mlp": 64, "vgg11": 8, "few": 8, "pair": 8, "many": 8}
+BATCH = {"mlp": 64, "vgg11": 8, "gpt": 8, "resnet": 8, "few": 8, "pair": 8, "many": 8}
 LARGE = {"pair": 2, "many": 16}
 """Number of slots that are large enough to be compressed."""
 
@@ -44,6 +44,28 @@ def vgg11() -> Built:
     from laconic.train.models import MODELS
 
     return _built(MODELS["vgg11"].build(), 3, 32, 32)
+
+
+def gpt() -> Built:
+    """laconic's GPT on windows of 64 random bytes: 875,264 parameters, 3.5 MB."""
+    from laconic.train.models import MODELS
+    from laconic.train.task import cross_entropy
+
+    windows = torch.randint(256, (2, IMAGES, 64))
+    examples = windows[0], windows[1]
+    return MODELS["gpt"].build(), examples, examples, cross_entropy
+
+
+def resnet() -> Built:
+    """Six bottleneck blocks for images of 32 x 32: 868,266 parameters, 3.5 MB."""
+    from laconic.train.models import Bottleneck
+
+    layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
+    channels = 32
+    for width, stride in ((32, 1), (64, 2), (128, 2)):
+        layers += [Bottleneck(channels, width, stride), Bottleneck(4 * width, width, 1)]
+        channels = 4 * width
+    return _built(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)), 3, 32, 32)
 
 
 def few() -> Built:
