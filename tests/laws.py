@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -54,6 +55,11 @@ UNBIASED = (
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def by_bucket(bucket: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the parts of flat tensors that share a bucket."""
+    yield from zip(*(x.split(bucket) for x in tensors), strict=True)
 
 
 def weights(n, seed=0):

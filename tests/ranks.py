@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -133,3 +134,8 @@ def failures(ranks: list[dict[str, Any]], prefix: str) -> dict[str, list[Any]]:
     results = by_name(ranks, prefix)
     assert results, f"no rank returned {prefix!r}"
     return {name: values for name, values in results.items() if not all(values)}
+
+
+def facts(prefixes: Mapping[str, str]) -> pytest.MarkDecorator:
+    """Run a test for each fact: the prefix of the results that show it, as the argument ``prefix``."""
+    return pytest.mark.parametrize("prefix", prefixes.values(), ids=list(prefixes))
