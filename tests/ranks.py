@@ -136,6 +136,14 @@ def failures(ranks: list[dict[str, Any]], prefix: str) -> dict[str, list[Any]]:
     return {name: values for name, values in results.items() if not all(values)}
 
 
-def facts(prefixes: Mapping[str, str]) -> pytest.MarkDecorator:
-    """Run a test for each fact: the prefix of the results that show it, as the argument ``prefix``."""
-    return pytest.mark.parametrize("prefix", prefixes.values(), ids=list(prefixes))
+def facts(battery: RankFunction, world: int, prefixes: Mapping[str, str]) -> Callable[..., None]:
+    """Return a test that runs a battery on ranks once, and checks each fact: all results with its prefix are true."""
+    once: list[list[dict[str, Any]]] = []
+
+    @pytest.mark.parametrize("prefix", prefixes.values(), ids=list(prefixes))
+    def test(prefix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+        if not once:
+            once.append(run_ranks(battery, world, tmp_path_factory.mktemp("facts")))
+        assert not failures(once[0], prefix)
+
+    return test

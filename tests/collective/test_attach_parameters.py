@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.collective import differing
 from laconic.collective.trainers import TrainerAttachment
-from ranks import LogCapture, batches, facts, failures, network, parameters, run_ranks, same
+from ranks import LogCapture, batches, facts, network, parameters, same
 
 
 class ComplexLinear(nn.Module):
@@ -178,12 +178,7 @@ def battery(rank, world):
     return results
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    return run_ranks(battery, 2, tmp_path_factory.mktemp("parameters"))
-
-
-@facts({
+test_fact_holds_on_all_ranks = facts(battery, 2, {
     "complex gradients are exchanged whole": "complex",
     "sparse gradients travel uncompressed": "sparse",
     "residuals follow the gradient scale": "scaled",
@@ -191,5 +186,3 @@ def results(tmp_path_factory):
     "ranks in different numbers of groups attach": "groups",
     "stats are readable after destroy_process_group": "stats",
 })  # fmt: skip
-def test_fact_holds_on_all_ranks(prefix, results):
-    assert not failures(results, prefix)

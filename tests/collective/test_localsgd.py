@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.collective import differing
-from ranks import batches, facts, failures, network, parameters, run_ranks, same
+from ranks import batches, facts, network, parameters, same
 
 
 def steps(local, count, *, rank, skip=0):
@@ -107,15 +107,8 @@ def battery(rank, world):
     return averaging(rank, world) | compressed(rank, world) | rejected(rank, world)
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return run_ranks(battery, 2, tmp_path_factory.mktemp("local"))
-
-
-@facts({
+test_fact_holds_on_all_ranks = facts(battery, 2, {
     "uncompressed exchange averages parameters and buffers": "averaging",
     "compressed exchange trains a common model and resumes": "compressed",
     "wrong or different arguments raise ConfigError": "rejected",
 })  # fmt: skip
-def test_fact_holds_on_all_ranks(prefix, ranks):
-    assert not failures(ranks, prefix)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import weakref
 
-import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_hooks
 
 import laconic
-from ranks import LogCapture, batches, facts, failures, network, run_ranks
+from ranks import LogCapture, batches, facts, network
 
 SPARSE = "ef|topk:0.05|qsgd:4"
 
@@ -116,15 +115,8 @@ def battery(rank, world):
     return noticed(rank, world) | left_alone(rank, world) | hooks(rank, world)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    return run_ranks(battery, 1, tmp_path_factory.mktemp("optimizers"))
-
-
-@facts({
+test_fact_holds_on_all_ranks = facts(battery, 1, {
     "unsuited optimizers are logged once and counted": "noticed",
     "other parameters and uncompressed steps are not counted": "alone",
     "the hook is installed once and removed": "hook",
 })  # fmt: skip
-def test_fact_holds_on_all_ranks(prefix, results):
-    assert not failures(results, prefix)
