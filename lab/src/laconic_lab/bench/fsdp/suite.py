@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import queue
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from laconic.errors import ConfigError, LaconicError
 from laconic.records import Record
 from laconic.units import parse_time
-from laconic_lab.bench.ddp.links import NAMESPACES, PORT, Links, connected
+from laconic_lab.bench.ddp.links import Links, Namespaces, connected
 from laconic_lab.bench.ddp.suite import rank_process
 from laconic_lab.bench.fsdp.settings import PLAIN, FSDPSettings, way_of
 from laconic_lab.bench.gpt.settings import link_parts
-from laconic_lab.network import Host, Lab, Link, unique_name
+from laconic_lab.network import Host, Lab, unique_name
 
 __all__ = ["run_fsdp"]
 
@@ -27,25 +25,6 @@ Tell = Callable[[str], None]
 START_S, END_S = 180.0, 20.0
 AS_GOOD = 0.002
 """Relative difference to HSDP's last loss that counts as equal."""
-
-
-@dataclass
-class _Nodes:
-    """Hosts of a lab, each with several ranks: only what leaves a host passes its link."""
-
-    lab: Lab
-    shards: int
-    made_of: str = NAMESPACES
-    interface: str = "eth0"
-
-    def store(self) -> tuple[str, int]:
-        return self.lab.address(1), PORT
-
-    def popen(self, rank: int, argv: list[str], **options: Any) -> subprocess.Popen[Any]:
-        return self.lab.popen(rank // self.shards + 1, argv, **options)
-
-    def measure(self) -> list[Link]:
-        return [self.lab.measure(1, 2), self.lab.measure(2, 1)]
 
 
 @contextmanager
@@ -63,7 +42,7 @@ def _nodes(link: str, settings: FSDPSettings) -> Iterator[Links]:
         )
     half = f"{parse_time(delay) / 2:g}s"
     with Lab(unique_name("fsdp"), [Host(rate=rate, delay=half)] * settings.nodes) as lab:
-        yield _Nodes(lab, settings.shards)
+        yield Namespaces(lab, settings.shards)
 
 
 def run_fsdp(settings: FSDPSettings, tell: Tell = lambda what: None) -> list[Record]:
