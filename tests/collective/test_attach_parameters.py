@@ -178,7 +178,7 @@ def battery(rank, world):
     return results
 
 
-test_fact_holds_on_all_ranks = facts(battery, 2, {
+test_fact_holds_on_all_ranks = facts([battery], 2, {
     "complex gradients are exchanged whole": "complex",
     "sparse gradients travel uncompressed": "sparse",
     "residuals follow the gradient scale": "scaled",

@@ -103,11 +103,7 @@ def rejected(rank, world):
     return {"rejected": True}
 
 
-def battery(rank, world):
-    return averaging(rank, world) | compressed(rank, world) | rejected(rank, world)
-
-
-test_fact_holds_on_all_ranks = facts(battery, 2, {
+test_fact_holds_on_all_ranks = facts([averaging, compressed, rejected], 2, {
     "uncompressed exchange averages parameters and buffers": "averaging",
     "compressed exchange trains a common model and resumes": "compressed",
     "wrong or different arguments raise ConfigError": "rejected",
