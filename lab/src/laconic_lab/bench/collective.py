@@ -76,8 +76,8 @@ def run_collective(settings: CollectiveSettings) -> list[CollectiveResult]:
             worker.join()
         if any(worker.exitcode for worker in workers):
             raise WrongResultError("a rank failed; its error output is above")
-        found = json.loads((Path(folder) / "results.json").read_text())
-    results = [CollectiveResult(name, tuple(seconds), error, nbytes) for name, seconds, error, nbytes in found]
+        measured = json.loads((Path(folder) / "results.json").read_text())
+    results = [CollectiveResult(name, tuple(seconds), error, nbytes) for name, seconds, error, nbytes in measured]
     for result in results:
         if not result.error < (0.9 if result.name not in ("fp32", "bf16") else 1e-3):
             raise WrongResultError(f"{result.name}: the relative squared error of the mean is {result.error:g}")

@@ -125,17 +125,17 @@ def run_layers(settings: LayerSettings, tell: Callable[[str], None] = lambda wha
     """Return a Record for each scheme of each case."""
     before = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
-    found = []
+    records = []
     try:
         for name in settings.cases:
             case = _case(name)
             if settings.schemes:
                 goals = dict(case.schemes)
                 case = replace(case, schemes=tuple((scheme, goals.get(scheme)) for scheme in settings.schemes))
-            found += _run_case(replace(case, batch=settings.batch or case.batch), settings, tell)
+            records += _run_case(replace(case, batch=settings.batch or case.batch), settings, tell)
     finally:
         torch.set_num_threads(before)
-    return found
+    return records
 
 
 def _run_case(case: Case, settings: LayerSettings, tell: Callable[[str], None]) -> list[Record]:

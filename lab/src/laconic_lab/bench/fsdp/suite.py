@@ -65,10 +65,10 @@ def _times(link: str, settings: FSDPSettings, tell: Tell) -> list[dict[str, Any]
         after = links.measure() if shaped else []
     plain = next(result for task, result in results if task["way"] == PLAIN)
     plain_s = sum(plain["seconds"]) / len(plain["seconds"])
-    found = []
+    records = []
     for task, result in results:
         step_s = sum(result["seconds"]) / len(result["seconds"])
-        found.append({
+        records.append({
             "link": link, "way": task["way"], "title": way_of(task["way"]).title, "nodes": settings.nodes,
             "shards": settings.shards, "made_of": links.made_of, "links": [one.values() for one in before],
             "links_after": [one.values() for one in after], "valid": all(one.valid for one in before + after),
@@ -76,7 +76,7 @@ def _times(link: str, settings: FSDPSettings, tell: Tell) -> list[dict[str, Any]
             "step_s": step_s, "step_speed_up": plain_s / step_s, "node_nbytes_per_step": result["node_nbytes"],
             "counted_nbytes_per_step": result["counted_nbytes"],
         })  # fmt: skip
-    return found
+    return records
 
 
 def _losses(settings: FSDPSettings, tell: Tell) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def _losses(settings: FSDPSettings, tell: Tell) -> list[dict[str, Any]]:
     with connected(None, settings.nodes * settings.shards, paced=True) as links:
         results = list(_results(links, settings, tasks, lambda what: tell(f"loss: {what}")))
     plain = next(result for task, result in results if task["way"] == PLAIN)
-    goal, found = plain["curve"][-1][1] * (1 + AS_GOOD), []
+    goal, records = plain["curve"][-1][1] * (1 + AS_GOOD), []
     # torch does not count its bytes: its all-reduces between nodes are those of float32 gradients.
     dense = 4 * plain["numel"] * 2 * (settings.nodes - 1) / settings.nodes * settings.loss_steps
     for task, result in results:
@@ -92,14 +92,14 @@ def _losses(settings: FSDPSettings, tell: Tell) -> list[dict[str, Any]]:
         reached = next((step for step, loss in result["curve"] if loss <= goal), None)
         nbytes = dense if counted is None else counted
         share = 1.0 if reached is None else reached / settings.loss_steps
-        found.append({
+        records.append({
             "way": task["way"], "title": way_of(task["way"]).title, "nodes": settings.nodes, "shards": settings.shards,
             "numel": result["numel"], "steps": settings.loss_steps, "curve": result["curve"],
             "loss": result["curve"][-1][1], "goal_loss": goal, "reached_step": reached,
             "node_nbytes": nbytes, "nbytes_counted": counted is not None, "node_nbytes_until_goal": nbytes * share,
             "fewer_bytes": None if reached is None else dense / (nbytes * share), "text_sha256": result["text_sha256"],
         })  # fmt: skip
-    return found
+    return records
 
 
 def _results(
