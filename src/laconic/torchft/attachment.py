@@ -12,7 +12,7 @@ from laconic.codecs import parse
 from laconic.errors import ConfigError, InputError
 from laconic.policy import Policy
 from laconic.torchft.group import CompressedGroup
-from laconic.torchft.memory import ReplicaMemory, ReplicaStats
+from laconic.torchft.memory import Counts, ReplicaMemory
 from laconic.torchft.naming import SlotNames, fragments_of, require_supported
 
 __all__ = ["TorchftAttachment", "attach"]
@@ -28,8 +28,8 @@ class TorchftAttachment:
 
     def __init__(self, manager: Any, spec: str, policy: Policy, nonfinite: str) -> None:
         self.spec, self._manager = spec, manager
-        self._stats, self._names = ReplicaStats(), SlotNames()
-        self._memory = ReplicaMemory(spec, policy, nonfinite, self._stats)
+        self._counts, self._names = Counts(), SlotNames()
+        self._memory = ReplicaMemory(spec, policy, nonfinite, self._counts)
         self._group = CompressedGroup(manager._pg, manager, self._memory, self._names)
         manager._pg = self._group
         should_commit: Callable[..., bool] = manager.should_commit
@@ -52,7 +52,7 @@ class TorchftAttachment:
         manager.register_state_dict_fn(STATE_KEY, self._memory.load_common_state, self._memory.common_state)
 
     def __repr__(self) -> str:
-        return f"TorchftAttachment({self.spec!r}, committed_steps={self._stats.committed_steps})"
+        return f"TorchftAttachment({self.spec!r}, committed_steps={self._counts.committed_steps})"
 
     def name(self, source: Any) -> None:
         """Take slot names from a torchft DDP module or from the fragments of a DiLoCo; call it before the first step.
@@ -84,8 +84,8 @@ class TorchftAttachment:
         process group; ``uncompressed`` counts all-reduces that did not use the codec, by reason.
         """
         exchange = self._memory.exchange
-        resets = self._stats.residual_resets + (0 if exchange is None else exchange.residual_resets)
-        return self._stats.by_name() | {
+        resets = self._counts.residual_resets + (0 if exchange is None else exchange.residual_resets)
+        return self._counts.by_name() | {
             "spec": self.spec, "residual_resets": resets, "uncompressed": dict(self._group.uncompressed),
             "exempt": {} if exchange is None else dict(exchange.exempt),
         }  # fmt: skip

@@ -25,7 +25,7 @@ from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError
 from laconic.policy import Policy
 
-__all__ = ["ReplicaMemory", "ReplicaStats"]
+__all__ = ["Counts", "ReplicaMemory"]
 
 log = logging.getLogger("laconic")
 
@@ -37,7 +37,7 @@ COMMON = "/start"
 
 
 @dataclass
-class ReplicaStats(ExchangeStats):
+class Counts(ExchangeStats):
     """Counts of one replica's exchanges and steps."""
 
     committed_steps: int = 0
@@ -56,9 +56,9 @@ class ReplicaStats(ExchangeStats):
 class ReplicaMemory:
     """Exchange, residuals and their state before the attempt that is under way."""
 
-    def __init__(self, spec: str, policy: Policy, nonfinite: str, stats: ReplicaStats) -> None:
+    def __init__(self, spec: str, policy: Policy, nonfinite: str, counts: Counts) -> None:
         self.spec, self.policy, self.nonfinite = spec, policy, nonfinite
-        self.stats = stats
+        self.stats = self.counts = counts
         self.exchange: Exchange | None = None
         self._slots: dict[str, Tensor] = {}
         """A tensor without memory for each slot seen: its shape and dtype."""
@@ -81,7 +81,7 @@ class ReplicaMemory:
         """Use the replicas of another quorum from the next attempt on."""
         self.end_attempt(committed=False)
         self._next_group = group
-        self.stats.quorums += 1
+        self.counts.quorums += 1
 
     def begin_attempt(self, step: int, slots: list[tuple[str, Tensor]], *, participates: bool) -> Exchange:
         """Return the exchange, ready for the step if this is its first all-reduce."""
@@ -95,7 +95,7 @@ class ReplicaMemory:
             self.exchange.begin_rounds(step * ROUNDS_PER_STEP)
             self._before = self.exchange.copy_memory(self._before)
             self._attempt = step
-            self.stats.nonparticipating_steps += not participates
+            self.counts.nonparticipating_steps += not participates
         assert self.exchange is not None
         for name, x in slots:
             if name not in self._slots:
@@ -107,7 +107,7 @@ class ReplicaMemory:
         if self._attempt is None:
             return
         if committed:
-            self.stats.committed_steps += 1
+            self.counts.committed_steps += 1
             self._common = None  # this attempt's exchange has brought the common memory up to date
         else:
             self._undecided = self._attempt
@@ -119,12 +119,12 @@ class ReplicaMemory:
         if failed is None or self.exchange is None:
             return
         if step > failed:
-            self.stats.steps_committed_by_others += 1
+            self.counts.steps_committed_by_others += 1
             log.info("step %d failed here and was committed by other replicas: residuals stay as sent", failed)
             return
         self.exchange.restore_memory(self._before)
         self._before = {}
-        self.stats.discarded_steps += 1
+        self.counts.discarded_steps += 1
         log.info("step %d was discarded: residuals are put back", failed)
 
     def _follow_quorum(self) -> None:
@@ -142,15 +142,15 @@ class ReplicaMemory:
         state = loaded
         if before is not None:
             self.exchange.exempt |= before.exempt
-            self.stats.residual_resets += before.residual_resets
+            self.counts.residual_resets += before.residual_resets
             if not loaded and _place(before.group) == _place(group):  # the cuts into shards are still valid
                 self.exchange.load_state_dict(before.state_dict())
                 return
             state = before.portable_state(list(self._slots.items())) | loaded
         if state:
-            self.stats.residual_carries += 1
+            self.counts.residual_carries += 1
             if not self.exchange.load_portable_state(state):
-                self.stats.residual_resets += 1
+                self.counts.residual_resets += 1
                 log.warning("residuals of other codecs than %r were saved: they are dropped", self.spec)
 
     def check_settings(self) -> None:

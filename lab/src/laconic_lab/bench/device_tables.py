@@ -20,12 +20,12 @@ def device_tables(records: Sequence[Record]) -> list[ClusterTable]:
     """Return the table of codecs and the table of training steps."""
     codecs = [record for record in records if record.kind == "bench.device.codec"]
     steps = [record for record in records if record.kind == "bench.device.step"]
-    shown = []
+    found = []
     if codecs:
-        shown.append(_codecs(next(record for record in records if record.kind == "bench.device"), codecs))
+        found.append(_codecs(next(record for record in records if record.kind == "bench.device"), codecs))
     if steps:
-        shown.append(_steps(steps))
-    return shown
+        found.append(_steps(steps))
+    return found
 
 
 def _codecs(device: Record, records: Sequence[Record]) -> ClusterTable:
@@ -47,8 +47,8 @@ def _codecs(device: Record, records: Sequence[Record]) -> ClusterTable:
 
 
 def _judged(values: Mapping[str, Any], way: str) -> float | None:
-    speed = values.get(f"{way}_launch_x_copy", values.get(f"{way}_x_copy"))
-    return None if speed is None else float(speed)
+    found = values.get(f"{way}_launch_x_copy", values.get(f"{way}_x_copy"))
+    return None if found is None else float(found)
 
 
 def _row(values: Mapping[str, Any]) -> tuple[str, ...]:

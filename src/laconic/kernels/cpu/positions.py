@@ -21,7 +21,7 @@ from laconic.kernels.cpu.pointers import (
 )
 from laconic.kernels.cpu.selection import random_positions, topk, topk_chunks
 from laconic.kernels.interface import ChunkCounts
-from laconic.kernels.reference.positions import scale_saturating, selected_encode
+from laconic.kernels.reference.positions import scale_saturating
 from laconic.kernels.reference.ranks import read_ranks, write_ranks
 from laconic.kernels.sections import (
     ALL,
@@ -44,11 +44,13 @@ from laconic.kernels.sections import (
 
 
 def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
-    return selected_encode(positions_encode, topk(x, k), x.numel(), out)
+    positions, values, amax_bits = topk(x, k)
+    return positions_encode(positions, x.numel(), out), values, amax_bits
 
 
 def topk_chunks_encode(x: Tensor, counts: ChunkCounts, out: Tensor) -> tuple[int, Tensor, int]:
-    return selected_encode(positions_encode, topk_chunks(x, counts), x.numel(), out)
+    positions, values, amax_bits = topk_chunks(x, counts)
+    return positions_encode(positions, x.numel(), out), values, amax_bits
 
 
 def positions_plan(positions: Tensor, n: int) -> PositionPlan:

@@ -78,19 +78,13 @@ def positions_encode(positions: Tensor, n: int, out: Tensor) -> int:
 
 
 def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
-    return selected_encode(positions_encode, topk(x, k), x.numel(), out)
+    positions, values, amax_bits = topk(x, k)
+    return positions_encode(positions, x.numel(), out), values, amax_bits
 
 
 def topk_chunks_encode(x: Tensor, counts: ChunkCounts, out: Tensor) -> tuple[int, Tensor, int]:
-    return selected_encode(positions_encode, topk_chunks(x, counts), x.numel(), out)
-
-
-def selected_encode(
-    encode: Callable[[Tensor, int, Tensor], int], selected: tuple[Tensor, Tensor, int], n: int, out: Tensor
-) -> tuple[int, Tensor, int]:
-    """Write the positions of a selection by a backend's ``positions_encode``; return bytes, values and amax bits."""
-    positions, values, amax_bits = selected
-    return encode(positions, n, out), values, amax_bits
+    positions, values, amax_bits = topk_chunks(x, counts)
+    return positions_encode(positions, x.numel(), out), values, amax_bits
 
 
 def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:

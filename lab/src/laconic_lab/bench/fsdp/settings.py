@@ -98,7 +98,7 @@ class FSDPSettings(TrainingSettings):
             way_of(name)
         for link in self.links:
             link_parts(link)
-        self.require_at_least({"nodes": 2, "shards": 1, "loss_steps": 0})
+        self.require_at_least({"nodes": 2, "shards": 1, "timed_steps": 1, "loss_steps": 0})
         super().__post_init__()
 
     def quick(self) -> FSDPSettings:

@@ -48,7 +48,7 @@ class TrainingSettings(BenchSettings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.require_at_least({"timed_steps": 1, "batch": 1, "context": 2, "eval_every": 1, "eval_windows": 1})
+        self.require_at_least({"batch": 1, "context": 2, "eval_every": 1, "eval_windows": 1})
         self.require_positive(("lr", "muon_lr", "limit_s"))
         if self.width % self.heads:
             raise ConfigError(f"--width must be a multiple of {self.heads} heads, got {self.width}")
@@ -92,7 +92,7 @@ class GPTSettings(TrainingSettings):
         for count in self.ranks:
             if count < 2:
                 raise ConfigError(f"--ranks must be at least 2, got {count}")
-        self.require_at_least({"steps": 4, "stretch": 1})
+        self.require_at_least({"steps": 4, "stretch": 1, "timed_steps": 1})
         super().__post_init__()
 
     def quick(self) -> GPTSettings:
