@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -315,3 +315,8 @@ def looks_unbiased(spec: str, x: Tensor, seeds: int) -> bool:
     bias = float(z.sum() / n**0.5)
     spread = float((z * z).sum() - n) / (2 * n) ** 0.5
     return float(z.abs().max()) < 5.5 and abs(bias) < 6 and spread < 8
+
+
+def holds(law: Callable[[str], None], spec: str) -> None:
+    """The test of one law for one of a module's ``SPECS``; see ``pytest_generate_tests`` in conftest.py."""
+    law(spec)
