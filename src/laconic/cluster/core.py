@@ -216,7 +216,7 @@ class Core:
             self._members.session(worker, incarnation)
 
     def leave(self, worker: int, incarnation: int) -> None:
-        """Release a worker that does not come back; a job that allows fewer workers no longer waits for it."""
+        """A worker has left for good: nobody waits for it where a job can do without it."""
         with self._shared.changed:
             session = self._members.at(worker)
             if session.incarnation == incarnation and session.present:
