@@ -75,7 +75,7 @@ def run_gpt(
     """Measure all methods over all links; return the finished Records and the new ones.
 
     Args:
-        progress: Is told what is done now, and how many of how many measurements are finished.
+        progress: Called with the current step, the number of finished measurements and of all.
         finished: Records of an earlier run with the same settings, which is continued.
         save: Is given all Records after each measurement.
     """
