@@ -97,7 +97,7 @@ def _losses(settings: FSDPSettings, tell: Tell) -> list[dict[str, Any]]:
             "numel": result["numel"], "steps": settings.loss_steps, "curve": result["curve"],
             "loss": result["curve"][-1][1], "goal_loss": goal, "reached_step": reached,
             "node_nbytes": nbytes, "nbytes_counted": counted is not None, "node_nbytes_until_goal": nbytes * share,
-            "fewer_bytes": None if reached is None else dense / (nbytes * share), "text_sha256": result["text_sha256"],
+            "fewer_bytes": dense / (nbytes * share) if reached else None, "text_sha256": result["text_sha256"],
         })  # fmt: skip
     return records
 
