@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -54,6 +55,11 @@ UNBIASED = (
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def by_bucket(bucket: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the parts of flat tensors that share a bucket."""
+    yield from zip(*(x.split(bucket) for x in tensors), strict=True)
 
 
 def weights(n, seed=0):
@@ -309,3 +315,8 @@ def looks_unbiased(spec: str, x: Tensor, seeds: int) -> bool:
     bias = float(z.sum() / n**0.5)
     spread = float((z * z).sum() - n) / (2 * n) ** 0.5
     return float(z.abs().max()) < 5.5 and abs(bias) < 6 and spread < 8
+
+
+def holds(law: Callable[[str], None], spec: str) -> None:
+    """The test of one law for one of a module's ``SPECS``; see ``pytest_generate_tests`` in conftest.py."""
+    law(spec)

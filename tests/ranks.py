@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -133,3 +135,20 @@ def failures(ranks: list[dict[str, Any]], prefix: str) -> dict[str, list[Any]]:
     results = by_name(ranks, prefix)
     assert results, f"no rank returned {prefix!r}"
     return {name: values for name, values in results.items() if not all(values)}
+
+
+def facts(functions: Sequence[RankFunction], world: int, prefixes: Mapping[str, str]) -> Callable[..., None]:
+    """Return a test that calls functions on ranks once, and checks each fact: all results with its prefix are true."""
+    once: list[list[dict[str, Any]]] = []
+
+    @pytest.mark.parametrize("prefix", prefixes.values(), ids=list(prefixes))
+    def test(prefix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+        if not once:
+            once.append(run_ranks(partial(_all_results, functions), world, tmp_path_factory.mktemp("facts")))
+        assert not failures(once[0], prefix)
+
+    return test
+
+
+def _all_results(functions: Sequence[RankFunction], rank: int, world: int) -> dict[str, Any]:
+    return {name: value for function in functions for name, value in function(rank, world).items()}

@@ -5,22 +5,16 @@ torchrun --standalone --nproc-per-node 2 examples/torchrun/local_lightning.py
 
 from __future__ import annotations
 
+import ddp_lightning
 import lightning.pytorch as pl
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from laconic.collective.local_trainers import lightning_local
 
 
-class Classifier(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
-
-    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+class Classifier(ddp_lightning.Classifier):
+    """The model of the example beside this one, with AdamW, which local steps suit."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-3)

@@ -7,36 +7,10 @@ from __future__ import annotations
 
 import tempfile
 
-import torch
-from torch import nn
-from torch.utils.data import Dataset
+from ddp_transformers import Classifier, LargestOfTen  # the model and the data of the example beside this one
 from transformers import Trainer, TrainingArguments
 
 from laconic.collective.local_trainers import local_trainer
-
-
-class LargestOfTen(Dataset[dict[str, torch.Tensor]]):
-    """Vectors, with the index of the largest of their first ten numbers as the class."""
-
-    def __init__(self) -> None:
-        self.x = torch.randn(1024, 64, generator=torch.Generator().manual_seed(0))
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"x": self.x[index], "labels": self.x[index, :10].argmax()}
-
-
-class Classifier(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        logits = self.net(x)
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Counters of events that nobody requested, such as a saturated value or a fallback to a slower backend.
+"""Counters of events that were not requested, such as a saturated value or a fallback to a slower backend.
 
 Such an event is logged once and counted always. Codecs keep no state, so their events are counted for the process
 (``count``). An object with statistics of its own, such as a channel, counts there and logs through ``LogOnce``.

@@ -1,4 +1,4 @@
-"""JSON from files that somebody else may have written: bounded, and errors in one line."""
+"""JSON from files of unknown origin: bounded, and errors in one line."""
 
 from __future__ import annotations
 

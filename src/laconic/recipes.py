@@ -1,7 +1,7 @@
 """Recipes: settings of ``LocalSGD`` by name, each with the trainings behind it.
 
-Whoever trains a transformer over a slow link need not choose among codecs, intervals and outer optimizers: a recipe is
-such a choice that was trained beside plain data parallelism, and its ``evidence`` says what it saved and what it cost.
+A recipe is a choice of codec, interval and outer optimizer for training a transformer over a slow link. It was trained
+beside plain data parallelism; its ``evidence`` says what it saved and what it cost.
 
 >>> import laconic
 >>> recipe = laconic.recipes.get("muon-sign-64")

@@ -39,7 +39,7 @@ def printable(text: str, *, keep: str = "") -> str:
     r"""Return a text with escapes for what a terminal would execute or not show: control codes, half surrogates.
 
     Args:
-        text: A name from a file, for example, which somebody else may have written.
+        text: For example a name from a file of unknown origin.
         keep: Characters that are left as they are, such as a line feed.
 
     >>> print(printable("layer\x1b[2J\u202e.weight é"))

@@ -5,19 +5,10 @@ from __future__ import annotations
 import logging
 import math
 
+import adaptive_definition as definition
 import numpy as np
 import pytest
 import torch
-from adaptive_definition import (
-    DATA,
-    PacketFields,
-    check,
-    gradient_like,
-    half_a_bin,
-    levels_of,
-    sample_positions,
-    spec_of,
-)
 
 import laconic
 import laws
@@ -26,10 +17,10 @@ from laconic import InputError, counters
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
 
 
-@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("kind", definition.DATA)
 @pytest.mark.parametrize("c, coder", [(0.0, ""), (4.0, "|huffman"), (7.3, "|rans"), (12.0, "")])
 def test_zero_decodes_to_zero(kind, coder, c):
-    x = DATA[kind](3000)
+    x = definition.DATA[kind](3000)
     x[::3] = 0.0
     x[1::7] = -0.0
     zeros = x == 0
@@ -44,12 +35,12 @@ def test_without_zero_option_zero_decodes_to_another_value():
     assert bool((laws.roundtrip(x, "adaptive:4.0")[::3] != 0).all())
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DATA if kind not in ("far from zero", "below zero")])
+@pytest.mark.parametrize("kind", [kind for kind in definition.DATA if kind not in ("far from zero", "below zero")])
 @pytest.mark.parametrize("c", [0.0, 1.0, 3.3, 5.0, 7.0])
 def test_zero_option_costs_at_most_one_level(kind, c):
-    x = DATA[kind](4000)
+    x = definition.DATA[kind](4000)
     x[0] = 0.0  # so that the range holds it already
-    plain, centred = levels_of(x, f"adaptive:{c}"), levels_of(x, f"adaptive:{c},zero=true")
+    plain, centred = definition.levels_of(x, f"adaptive:{c}"), definition.levels_of(x, f"adaptive:{c},zero=true")
     assert centred <= plain + 1
 
 
@@ -63,7 +54,7 @@ def test_zero_option_costs_no_bits_with_a_coder(c):
 
 def test_zero_option_keeps_the_mean_of_small_values():
     # The paper's grid moves everything near zero by one and the same amount, half a bin at most.
-    x = gradient_like(100_000)
+    x = definition.gradient_like(100_000)
     paper, centred = (laws.roundtrip(x, f"adaptive:3.0{zero}") - x for zero in ("", ",zero=true"))
     assert float(centred.mean().abs()) < 0.2 * float(paper.mean().abs())
 
@@ -72,17 +63,17 @@ def test_zero_option_keeps_the_mean_of_small_values():
 @pytest.mark.parametrize("kind", ["weights", "gradients", "one apart", "mostly zero", "large", "subnormal"])
 def test_tail_decodes_exactly(kind, tail, coder):
     n = 30_000
-    x = DATA[kind](n)
-    fields, expected = check(x, tail=tail, f=0.1)
+    x = definition.DATA[kind](n)
+    fields, expected = definition.check(x, tail=tail, f=0.1)
     apart = torch.from_numpy(fields.apart)
     assert 0 < apart.numel() <= max(64, math.ceil(4 * tail * n))
     assert bool((apart[1:] > apart[:-1]).all()) and int(apart[-1]) < n
-    y = laws.roundtrip(x, spec_of(tail=tail, f=0.1) + coder)
+    y = laws.roundtrip(x, definition.spec_of(tail=tail, f=0.1) + coder)
     assert laws.same_bits(y[apart], x[apart])
     rest = torch.ones(n, dtype=torch.bool)
     rest[apart] = False
     assert float(x[rest].abs().max()) <= float(x[apart].abs().min())
-    assert float((y - x)[rest].abs().max()) <= half_a_bin(fields, False, max(-expected.low, expected.high))
+    assert float((y - x)[rest].abs().max()) <= definition.half_a_bin(fields, False, max(-expected.low, expected.high))
 
 
 @pytest.mark.parametrize("value", [1.0, -2.5])
@@ -97,11 +88,13 @@ def test_tail_of_mostly_zeros_holds_the_other_values():
     x[7], x[9] = -1.0, 2.0
     for zero in (False, True):
         for coder in ("", "|rans"):
-            spec = spec_of(tail=0.01, zero=zero) + coder
+            spec = definition.spec_of(tail=0.01, zero=zero) + coder
             packet = laconic.codec(spec).encode(x)
             assert packet.sections[3].numel() == 0
             assert laws.same_bits(laconic.codec(spec).decode(packet), x)
-        fields = PacketFields(laconic.codec(spec_of(tail=0.01, zero=zero)).encode(x), zero=zero, tail=True)
+        fields = definition.PacketFields(
+            laconic.codec(definition.spec_of(tail=0.01, zero=zero)).encode(x), zero=zero, tail=True
+        )
         assert fields.apart.tolist() == [7, 9] and fields.levels == 1
 
 
@@ -109,24 +102,24 @@ def test_tail_larger_than_its_limit_is_dropped_and_counted(caplog, monkeypatch):
     monkeypatch.setattr(counters, "_warn", counters.LogOnce("counts"))
     n = 100_000
     x = laws.normal(n) * 10
-    x[torch.from_numpy(sample_positions(n, 3000, 3))] *= 1e-3
+    x[torch.from_numpy(definition.sample_positions(n, 3000, 3))] *= 1e-3
     before = counters.counts().get("tail", 0)
     with caplog.at_level(logging.WARNING, "laconic"):
         codec = laconic.codec("adaptive:5.0,tail=0.001")
         packet = codec.encode(x, seed=3)
     assert counters.counts()["tail"] == before + 1 and "none is sent exactly" in caplog.text
-    fields = PacketFields(packet, tail=True)
+    fields = definition.PacketFields(packet, tail=True)
     assert fields.apart.size == 0 and fields.header == (float(x.min()), float(x.max()))
     error = float((codec.decode(packet) - x).abs().max())
-    assert error <= half_a_bin(fields, False, float(x.abs().max()))
-    assert PacketFields(codec.encode(x, seed=4), tail=True).apart.size > 0  # another sample sees them
+    assert error <= definition.half_a_bin(fields, False, float(x.abs().max()))
+    assert definition.PacketFields(codec.encode(x, seed=4), tail=True).apart.size > 0  # another sample sees them
 
 
 @pytest.mark.parametrize("zero", [False, True])
 def test_tail_makes_the_bins_of_gradients_narrower(zero):
     # By the paper's rule nearly all of them share one bin, and come back as one value.
-    x = gradient_like(400_000)
-    frames = [laconic.encode(x, spec_of(c=5.0, zero=zero, tail=tail) + "|rans") for tail in (0.0, 0.01)]
+    x = definition.gradient_like(400_000)
+    frames = [laconic.encode(x, definition.spec_of(c=5.0, zero=zero, tail=tail) + "|rans") for tail in (0.0, 0.01)]
     squared = [float((laconic.decode(frame) - x).square().sum()) for frame in frames]
     entropy = [laconic.explain(frame)[0].entropy for frame in frames]
     assert entropy[0] < 0.1 and entropy[1] > 2
@@ -134,7 +127,7 @@ def test_tail_makes_the_bins_of_gradients_narrower(zero):
 
 
 def test_tail_is_accumulated_like_other_values():
-    x, start = gradient_like(9000), laws.normal(9000, seed=5)
+    x, start = definition.gradient_like(9000), laws.normal(9000, seed=5)
     for coder in ("", "|huffman"):
         codec = laconic.codec("adaptive:3.0,tail=0.02" + coder)
         packet = codec.encode(x)
@@ -151,14 +144,14 @@ def test_tail_is_accumulated_like_other_values():
 @BACKENDS
 def test_levels_follow_from_the_rms_of_the_gradient(scale, zero, integer, backend):
     x, gradient = laws.normal(3000), laws.normal(3000, seed=1) * scale
-    check(x, backend=backend, gradient=gradient, c=4.0, by="grad", zero=zero, integer=integer)
-    check(x, backend=backend, gradient=gradient, c=2.0, by="grad", c0=0.25, zero=zero, integer=integer)
+    definition.check(x, backend=backend, gradient=gradient, c=4.0, by="grad", zero=zero, integer=integer)
+    definition.check(x, backend=backend, gradient=gradient, c=2.0, by="grad", c0=0.25, zero=zero, integer=integer)
 
 
 def test_levels_by_gradient_do_not_depend_on_the_values():
     gradient = torch.full((10,), 3.0)
     for kind in ("weights", "gradients", "huge", "two values"):
-        fields, _ = check(DATA[kind](2000), gradient=gradient, c=3.0, by="grad")
+        fields, _ = definition.check(definition.DATA[kind](2000), gradient=gradient, c=3.0, by="grad")
         assert (fields.levels, fields.measure) == (32, 3.0)
 
 
@@ -177,7 +170,7 @@ def test_gradient_may_have_any_shape_and_dtype():
 
 @pytest.mark.parametrize("count", [1, 2, 1023, 1024, 1025, 70_001])
 def test_rms_does_not_depend_on_threads(count):
-    gradient = gradient_like(count)
+    gradient = definition.gradient_like(count)
     frames = set()
     for threads in (1, 2, 7):
         torch.set_num_threads(threads)
@@ -213,8 +206,8 @@ def test_gradient_for_another_codec_raises_input_error(spec):
 
 
 def test_packet_is_explained():
-    x = gradient_like(20_000)
-    fields, expected = check(x, c=4.0, tail=0.01)
+    x = definition.gradient_like(20_000)
+    fields, expected = definition.check(x, c=4.0, tail=0.01)
     (packet,) = laconic.explain(laconic.encode(x, "adaptive:4.0,tail=0.01"))
     assert packet.codec == "adaptive:4.0,tail=0.01"
     assert packet.details["levels"] == fields.levels

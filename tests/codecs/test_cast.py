@@ -12,8 +12,7 @@ from laconic import counters
 SPECS = laws.CASTS
 
 
-def test_law(law, spec):
-    law(spec)
+test_law = laws.holds
 
 
 @pytest.mark.parametrize("dtype", laws.DTYPES, ids=str)

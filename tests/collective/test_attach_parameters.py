@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.collective import differing
 from laconic.collective.trainers import TrainerAttachment
-from ranks import LogCapture, batches, failures, network, parameters, run_ranks, same
+from ranks import LogCapture, batches, facts, network, parameters, same
 
 
 class ComplexLinear(nn.Module):
@@ -178,30 +178,11 @@ def battery(rank, world):
     return results
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    return run_ranks(battery, 2, tmp_path_factory.mktemp("parameters"))
-
-
-def test_complex_gradients_are_exchanged_whole(results):
-    assert not failures(results, "complex")
-
-
-def test_sparse_gradients_travel_uncompressed(results):
-    assert not failures(results, "sparse")
-
-
-def test_residuals_follow_the_gradient_scale(results):
-    assert not failures(results, "scaled")
-
-
-def test_a_codec_that_compresses_nothing_is_logged(results):
-    assert not failures(results, "uncompressed")
-
-
-def test_ranks_in_different_numbers_of_groups_attach(results):
-    assert not failures(results, "groups")
-
-
-def test_stats_are_readable_after_destroy_process_group(results):
-    assert not failures(results, "stats")
+test_fact_holds_on_all_ranks = facts([battery], 2, {
+    "complex gradients are exchanged whole": "complex",
+    "sparse gradients travel uncompressed": "sparse",
+    "residuals follow the gradient scale": "scaled",
+    "a codec that compresses nothing is logged": "uncompressed",
+    "ranks in different numbers of groups attach": "groups",
+    "stats are readable after destroy_process_group": "stats",
+})  # fmt: skip

@@ -24,11 +24,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 SPECS = ["none", "qsgd:4", "ef|qsgd:4", "ef|thc:4", "shared:8", "ef|sign", "ef|topk:0.1|qsgd:4", "ef|powersgd:2"]
 
 
-def train(spec, backend, rank, world, steps=300):
-    group = dist.new_group(backend=backend)
-    model = DistributedDataParallel(network().cuda(), process_group=group)
-    attachment = laconic.attach(model, spec, policy=laconic.Policy(min_numel=0, exempt_1d=False))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+def train_steps(model, optimizer, rank, steps):
+    """Return the loss of each step."""
     losses = []
     for x, y in batches(rank, steps):
         loss = cross_entropy(model(x.cuda()), y.cuda())
@@ -36,6 +33,14 @@ def train(spec, backend, rank, world, steps=300):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+    return losses
+
+
+def train(spec, backend, rank, world, steps=300):
+    group = dist.new_group(backend=backend)
+    model = DistributedDataParallel(network().cuda(), process_group=group)
+    attachment = laconic.attach(model, spec, policy=laconic.Policy(min_numel=0, exempt_1d=False))
+    losses = train_steps(model, torch.optim.SGD(model.parameters(), lr=0.3), rank, steps)
     stats = attachment.stats()
     attachment.detach()
     return {
@@ -73,13 +78,7 @@ def train_locally(rank, world, steps=60):
     ):  # fmt: skip
         model = network().cuda()
         local = laconic.LocalSGD(model, laconic.muon(model), every=6, codec="ef|topk:0.1|sign", **options)
-        losses = []
-        for x, y in batches(rank, steps):
-            loss = cross_entropy(model(x.cuda()), y.cuda())
-            local.zero_grad()
-            loss.backward()
-            local.step()
-            losses.append(loss.item())
+        losses = train_steps(model, local, rank, steps)
         local.finish()
         parameters = torch.cat([each.detach().flatten().cpu() for each in model.parameters()])
         results[name] = {"losses": losses, "parameters": parameters, "stats": local.stats()}

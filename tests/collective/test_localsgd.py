@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.collective import differing
-from ranks import batches, failures, network, parameters, run_ranks, same
+from ranks import batches, facts, network, parameters, same
 
 
 def steps(local, count, *, rank, skip=0):
@@ -105,22 +105,8 @@ def rejected(rank, world):
     return {"rejected": True}
 
 
-def battery(rank, world):
-    return averaging(rank, world) | compressed(rank, world) | rejected(rank, world)
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return run_ranks(battery, 2, tmp_path_factory.mktemp("local"))
-
-
-def test_uncompressed_exchange_averages_parameters_and_buffers(ranks):
-    assert not failures(ranks, "averaging")
-
-
-def test_compressed_exchange_trains_a_common_model_and_resumes(ranks):
-    assert not failures(ranks, "compressed")
-
-
-def test_wrong_or_different_arguments_raise_config_error(ranks):
-    assert not failures(ranks, "rejected")
+test_fact_holds_on_all_ranks = facts([averaging, compressed, rejected], 2, {
+    "uncompressed exchange averages parameters and buffers": "averaging",
+    "compressed exchange trains a common model and resumes": "compressed",
+    "wrong or different arguments raise ConfigError": "rejected",
+})  # fmt: skip

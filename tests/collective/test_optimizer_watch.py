@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import weakref
 
-import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_hooks
 
 import laconic
-from ranks import LogCapture, batches, failures, network, run_ranks
+from ranks import LogCapture, batches, facts, network
 
 SPARSE = "ef|topk:0.05|qsgd:4"
 
@@ -112,22 +111,8 @@ def hooks(rank, world):
     return {f"hook {name}": value for name, value in results.items()}
 
 
-def battery(rank, world):
-    return noticed(rank, world) | left_alone(rank, world) | hooks(rank, world)
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    return run_ranks(battery, 1, tmp_path_factory.mktemp("optimizers"))
-
-
-def test_unsuited_optimizers_are_logged_once_and_counted(results):
-    assert not failures(results, "noticed")
-
-
-def test_other_parameters_and_uncompressed_steps_are_not_counted(results):
-    assert not failures(results, "alone")
-
-
-def test_the_hook_is_installed_once_and_removed(results):
-    assert not failures(results, "hook")
+test_fact_holds_on_all_ranks = facts([noticed, left_alone, hooks], 1, {
+    "unsuited optimizers are logged once and counted": "noticed",
+    "other parameters and uncompressed steps are not counted": "alone",
+    "the hook is installed once and removed": "hook",
+})  # fmt: skip

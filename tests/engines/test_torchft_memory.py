@@ -184,16 +184,22 @@ def test_lost_replica_fails_the_step_and_residuals_are_put_back():
     assert managers[0].step == 2
 
 
-def test_healed_replica_continues_with_the_common_memory():
+def with_newcomer() -> tuple[list[Manager], list]:
+    """Return two replicas after three steps, and a third one that has joined in the step of the others."""
     managers, attachments = attached(2, "ef|powersgd:2")
     for step in range(3):
         take_step(managers, gradients(2, step))
     newcomer = Manager()
     attachments.append(attach(newcomer, "ef|powersgd:2"))
-    newcomer.state["laconic"][0](managers[0].state["laconic"][1]())  # before the step, as with a synchronous quorum
     newcomer.step = managers[0].step
-    form_quorum([*managers, newcomer])
-    results = take_step([*managers, newcomer], gradients(3, 3))
+    return [*managers, newcomer], attachments
+
+
+def test_healed_replica_continues_with_the_common_memory():
+    managers, attachments = with_newcomer()
+    managers[2].state["laconic"][0](managers[0].state["laconic"][1]())  # before the step, as with a synchronous quorum
+    form_quorum(managers)
+    results = take_step(managers, gradients(3, 3))
     assert all(torch.equal(x, y) for other in results[1:] for x, y in zip(results[0], other, strict=True))
     starts = [
         {key: x for key, x in each.state_dict().items() if key.endswith("/start")} for each in attachments
@@ -203,20 +209,17 @@ def test_healed_replica_continues_with_the_common_memory():
 
 def test_replica_healed_after_the_exchange_of_its_first_step_agrees_with_the_others():
     """With an asynchronous quorum torchft loads the state in should_commit, when the exchange is over."""
-    managers, attachments = attached(2, "ef|powersgd:2")
-    for step in range(3):
-        take_step(managers, gradients(2, step))
-    newcomer = Manager()
-    attachments.append(attach(newcomer, "ef|powersgd:2"))
-    newcomer.step, newcomer.participates = managers[0].step, False
+    managers, _ = with_newcomer()
+    newcomer = managers[2]
+    newcomer.participates = False
     state = managers[0].state["laconic"][1]()
     commit = newcomer.should_commit
     newcomer.should_commit = lambda: (newcomer.state["laconic"][0](state), commit())[1]
-    form_quorum([*managers, newcomer])
-    take_step([*managers, newcomer], gradients(3, 3))
+    form_quorum(managers)
+    take_step(managers, gradients(3, 3))
     newcomer.participates, newcomer.should_commit = True, commit
     for step in range(4, 6):
-        results = take_step([*managers, newcomer], gradients(3, step))
+        results = take_step(managers, gradients(3, step))
         assert all(torch.equal(x, y) for other in results[1:] for x, y in zip(results[0], other, strict=True))
 
 

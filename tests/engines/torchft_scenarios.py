@@ -50,6 +50,13 @@ def batch(number: int, step: int) -> torch.Tensor:
     return torch.randn(16, 64, generator=torch.Generator().manual_seed(100 * step + number))
 
 
+def train_locally(model: nn.Module, optimizer: torch.optim.Optimizer, number: int, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(batch(number, step)).square().mean().backward()
+        optimizer.step()
+
+
 def train_ddp(lighthouse: str, number: int, spec: str | None, steps: int = 6):
     model = network()
     manager = manager_of(lighthouse, number, model, sync=False)
@@ -90,10 +97,7 @@ def diloco_fragments_have_names_of_their_own(bucketized=False):
         diloco = DiLoCo(manager, fragments, inner, outer, sync_every=4, use_bucketization=bucketized)
         attachment = attach(manager, "ef|qsgd:4", diloco)
         with diloco:
-            for step in range(12):
-                inner.zero_grad()
-                model(batch(number, step)).square().mean().backward()
-                inner.step()
+            train_locally(model, inner, number, 12)
         manager.shutdown(wait=False)
         kept = [dict(each.original_parameters) for each in diloco._fragments]
         return kept, attachment
@@ -119,10 +123,7 @@ def local_sgd_is_refused_and_without_names_stays_exact():
             attach(manager, "qsgd:2", local)
         attachment = attach(manager, "qsgd:2")
         with local:
-            for step in range(2):
-                sgd.zero_grad()
-                model(batch(number, step)).square().mean().backward()
-                sgd.step()
+            train_locally(model, sgd, number, 2)
         manager.shutdown(wait=False)
         return [p.detach().clone() for p in model.parameters()], attachment.stats()["uncompressed"]
 

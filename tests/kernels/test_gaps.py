@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from position_sections import BACKENDS, raises_frame_error, read
 
 import laconic
 import laws
@@ -19,11 +20,6 @@ from laconic.kernels.sections import (
     gap_class_start,
     gap_class_width,
     gaps_max_nbytes,
-    read_positions_header,
-)
-
-BACKENDS = pytest.mark.parametrize(
-    "backend", [cpu, reference, torch_fallback], ids=["cpu", "reference", "torch_fallback"]
 )
 
 
@@ -61,10 +57,6 @@ POSITIONS = {
 def written(backend, positions, n):
     section = torch.full((gaps_max_nbytes(n, positions.numel()),), 0xEE, dtype=torch.uint8)
     return section[: backend.gaps_encode(positions, n, section)]
-
-
-def read(backend, section, n):
-    return backend.positions_decode(section, n, read_positions_header(section, n))
 
 
 @pytest.mark.parametrize("kind", POSITIONS)
@@ -146,11 +138,7 @@ INVALID = {
 }
 
 
-@BACKENDS
-@pytest.mark.parametrize("kind", INVALID)
-def test_invalid_gaps_raise_frame_error(backend, kind):
-    with pytest.raises(FrameError):
-        read(backend, INVALID[kind], 100)
+test_invalid_gaps_raise_frame_error = raises_frame_error(INVALID, 100)
 
 
 @BACKENDS

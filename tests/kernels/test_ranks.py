@@ -7,27 +7,20 @@ import math
 
 import pytest
 import torch
+from position_sections import BACKENDS, raises_frame_error, read
 
 import laconic
 import laws
-from laconic import FrameError, wire
+from laconic import wire
 from laconic.kernels import cpu, reference, torch_fallback
 from laconic.kernels.interface import ChunkCounts
-from laconic.kernels.sections import RANKS, RANKS_HEADER, num_ranks, ranks_nbytes, read_positions_header
-
-BACKENDS = pytest.mark.parametrize(
-    "backend", [cpu, reference, torch_fallback], ids=["cpu", "reference", "torch_fallback"]
-)
+from laconic.kernels.sections import RANKS, RANKS_HEADER, num_ranks, ranks_nbytes
 
 
 def written(backend, positions, n, counts):
     section = torch.full((ranks_nbytes(n, counts.chunk, counts.each),), 0xEE, dtype=torch.uint8)
     assert backend.ranks_encode(positions, n, counts, section) == section.numel()
     return section
-
-
-def read(backend, section, n):
-    return backend.positions_decode(section, n, read_positions_header(section, n))
 
 
 def test_every_set_has_its_own_rank_in_order():
@@ -79,11 +72,7 @@ INVALID = {  # of 100 values: a chunk of 64 and one of 36
 }
 
 
-@BACKENDS
-@pytest.mark.parametrize("kind", INVALID)
-def test_invalid_ranks_raise_frame_error(backend, kind):
-    with pytest.raises(FrameError):
-        read(backend, INVALID[kind], 100)
+test_invalid_ranks_raise_frame_error = raises_frame_error(INVALID, 100)
 
 
 @BACKENDS

@@ -270,11 +270,9 @@ def test_every_flipped_bit_is_rejected_or_decoded_as_by_the_core(kind, n, alphab
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_random_bytes_are_rejected_or_decoded_as_by_the_core():
-    generator = random.Random(2)
-    for _ in range(150):
-        n, alphabet = generator.choice((1, 5, 60)), generator.choice((2, 5, 256, 4096))
-        mode, nbytes = generator.choice((HUFFMAN, HUFFMAN, CONSTANT, RAW)), generator.choice((0, 2, 9, 60, 300))
-        rejected(support.with_size(bytes([mode]) + generator.randbytes(nbytes)), n, alphabet)
+    modes = (HUFFMAN, HUFFMAN, CONSTANT, RAW)
+    for section, n, alphabet in support.random_sections(2, 150, lambda generator: bytes([generator.choice(modes)])):
+        rejected(section, n, alphabet)
 
 
 @gpu_only

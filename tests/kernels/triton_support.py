@@ -7,7 +7,9 @@ machine without a GPU; on a machine with one they are compiled and their tests a
 from __future__ import annotations
 
 import os
+import random
 import struct
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -171,6 +173,15 @@ def values_agree(section, n: int, table, weight) -> None:
 
 def with_size(body: bytes) -> bytes:
     return struct.pack("<I", len(body)) + body
+
+
+def random_sections(seed: int, count: int, head: Callable[[random.Random], bytes]) -> Iterator[tuple[bytes, int, int]]:
+    """Yield sections of random bytes after a head, and the numbers of symbols and of an alphabet."""
+    generator = random.Random(seed)
+    for _ in range(count):
+        n, alphabet = generator.choice((1, 5, 60)), generator.choice((2, 5, 256, 4096))
+        body = head(generator)
+        yield with_size(body + generator.randbytes(generator.choice((0, 2, 9, 60, 300)))), n, alphabet
 
 
 def bits_to_bytes(bits: str) -> bytes:

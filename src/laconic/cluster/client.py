@@ -13,20 +13,9 @@ from typing import Any, TypeVar
 import grpc
 
 from laconic._version import __version__
+from laconic.cluster import protocol
 from laconic.cluster.connection import ServerStatus
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.protocol import (
-    GRPC_OPTIONS,
-    PROTOCOL,
-    RPC_PATHS,
-    SERVER_FAILED,
-    Assembler,
-    ByteCounter,
-    Frame,
-    frame_messages,
-    json_message,
-    read_json,
-)
 from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.errors import ConfigError, FileError, FrameError
@@ -97,29 +86,32 @@ class Client:
         self.resident = list(resident)
         self.timeout = timeout + (sum(limits) + sum(resident)) / SLOWEST_LINK
         self.patience = patience or Patience()
-        self.traffic = ByteCounter()
+        self.traffic = protocol.ByteCounter()
         self.retries = 0
         self.stats: dict[str, float] = {}
         """The ``WORKER_STATS`` to report with a push now and then, and when this worker leaves."""
         self._began = self._next_report = time.monotonic()
         if credentials is None:
-            self._channel = grpc.insecure_channel(address, options=GRPC_OPTIONS)
+            self._channel = grpc.insecure_channel(address, options=protocol.GRPC_OPTIONS)
         else:
-            self._channel = grpc.secure_channel(address, credentials, options=GRPC_OPTIONS)
-        self._join = self._channel.unary_unary(RPC_PATHS["Join"])
-        self._hello = self._channel.unary_unary(RPC_PATHS["Hello"])
-        self._leave = self._channel.unary_unary(RPC_PATHS["Leave"])
-        self._snapshot = self._channel.unary_stream(RPC_PATHS["Snapshot"])
-        self._exchange = self._channel.stream_stream(RPC_PATHS["Exchange"])
-        self._agree = self._channel.stream_stream(RPC_PATHS["Agree"])
-        self._deposit = self._channel.stream_unary(RPC_PATHS["Deposit"])
+            self._channel = grpc.secure_channel(address, credentials, options=protocol.GRPC_OPTIONS)
+        self._join = self._channel.unary_unary(protocol.RPC_PATHS["Join"])
+        self._hello = self._channel.unary_unary(protocol.RPC_PATHS["Hello"])
+        self._leave = self._channel.unary_unary(protocol.RPC_PATHS["Leave"])
+        self._snapshot = self._channel.unary_stream(protocol.RPC_PATHS["Snapshot"])
+        self._exchange = self._channel.stream_stream(protocol.RPC_PATHS["Exchange"])
+        self._agree = self._channel.stream_stream(protocol.RPC_PATHS["Agree"])
+        self._deposit = self._channel.stream_unary(protocol.RPC_PATHS["Deposit"])
 
     def hello(self) -> ServerStatus:
         """Introduce this worker. The connection is established only when the server has answered."""
-        request = json_message(
-            self.identity | {"protocol": PROTOCOL, "laconic": __version__, "fingerprint": self.slots.fingerprint}
+        request = protocol.json_message(
+            self.identity
+            | {"protocol": protocol.PROTOCOL, "laconic": __version__, "fingerprint": self.slots.fingerprint}
         )
-        answer = self._retry(lambda: read_json(self._hello(request, timeout=min(10.0, self.timeout))), "say hello")
+        answer = self._retry(
+            lambda: protocol.read_json(self._hello(request, timeout=min(10.0, self.timeout))), "say hello"
+        )
         try:
             return ServerStatus(
                 Job.from_json(answer["job"]),
@@ -131,29 +123,31 @@ class Client:
             raise FrameError(f"the server's answer to hello is invalid: {error}") from None
 
     def join(self, attempt: int, offer: Offer) -> tuple[int, bool]:
-        request = json_message(
+        request = protocol.json_message(
             self.identity | {"attempt": attempt, "versions": sorted(offer.versions), "lost": offer.lost}
         )
-        answer = self._retry(lambda: read_json(self._join(request, timeout=self.timeout)), "join")
+        answer = self._retry(lambda: protocol.read_json(self._join(request, timeout=self.timeout)), "join")
         return int(answer["sequence"]), bool(answer["lost"])
 
     def snapshot(self) -> Reply:
         """Download the weights; then optimizer state, resident tensors and scales, where the job has them."""
         limits = 2 * self.limits + self.resident + self.limits
         return self._retry(
-            lambda: self._receive(self._snapshot(json_message(self.identity), timeout=self.timeout), limits),
+            lambda: self._receive(self._snapshot(protocol.json_message(self.identity), timeout=self.timeout), limits),
             "download the weights",
         )
 
-    def exchange(self, sequence: int, frames: Iterable[tuple[int, Frame]], score: Callable[[], float]) -> Reply:
+    def exchange(
+        self, sequence: int, frames: Iterable[tuple[int, protocol.Frame]], score: Callable[[], float]
+    ) -> Reply:
         """See ``Connection``. An interrupted push is sent again; the server recognises one that it has applied."""
         stats = self._stats_due()
 
         def request() -> Iterator[bytes]:
-            yield json_message(self.identity | {"sequence": sequence})
+            yield protocol.json_message(self.identity | {"sequence": sequence})
             for slot, frame in frames:
                 yield from self._send(slot, frame)
-            yield json_message({"score": score()} | ({"told": stats} if stats else {}))
+            yield protocol.json_message({"score": score()} | ({"told": stats} if stats else {}))
 
         return self._retry(
             lambda: self._receive(self._exchange(request(), timeout=self.timeout), self.limits), f"exchange {sequence}"
@@ -166,7 +160,7 @@ class Client:
         self._next_report = now + stats_interval(now - self._began)
         return self.stats
 
-    def agree_scales(self, sequence: int, scales: Sequence[Frame]) -> Sequence[Frame]:
+    def agree_scales(self, sequence: int, scales: Sequence[protocol.Frame]) -> Sequence[protocol.Frame]:
         return self._retry(
             lambda: self._receive(
                 self._agree(self._request({"sequence": sequence}, scales), timeout=self.timeout), self.limits
@@ -174,32 +168,32 @@ class Client:
             f"agree on the scales of exchange {sequence}",
         ).frames
 
-    def upload_weights(self, version: int, frames: Sequence[Frame]) -> None:
+    def upload_weights(self, version: int, frames: Sequence[protocol.Frame]) -> None:
         self._retry(
             lambda: self._deposit(self._request({"version": version}, frames), timeout=2 * self.timeout),
             f"upload the weights of version {version}",
         )
 
-    def compare_weights(self, version: int, digests: Sequence[Frame]) -> None:
+    def compare_weights(self, version: int, digests: Sequence[protocol.Frame]) -> None:
         self._retry(
             lambda: self._deposit(self._request({"version": version, "digests": 1}, digests), timeout=self.timeout),
             f"compare the weights of version {version}",
         )
 
-    def _request(self, head: dict[str, int], frames: Sequence[Frame]) -> Iterator[bytes]:
-        yield json_message(self.identity | head)
+    def _request(self, head: dict[str, int], frames: Sequence[protocol.Frame]) -> Iterator[bytes]:
+        yield protocol.json_message(self.identity | head)
         for slot, frame in enumerate(frames):
             yield from self._send(slot, frame)
-        yield json_message({})
+        yield protocol.json_message({})
 
-    def _send(self, slot: int, frame: Frame) -> Iterator[bytes]:
+    def _send(self, slot: int, frame: protocol.Frame) -> Iterator[bytes]:
         self.traffic.count(sent=len(frame))
-        yield from frame_messages(slot, frame)
+        yield from protocol.frame_messages(slot, frame)
 
     def leave(self) -> None:
         """Tell the server that it need not wait for this worker."""
         try:
-            self._leave(json_message(self.identity | {"told": self.stats}), timeout=2.0)
+            self._leave(protocol.json_message(self.identity | {"told": self.stats}), timeout=2.0)
         except grpc.RpcError:
             log.info("the server did not confirm that this worker leaves")
 
@@ -208,8 +202,8 @@ class Client:
 
     def _receive(self, messages: Iterator[bytes], limits: Sequence[int]) -> Reply:
         """Read one or more frames per slot, at most ``len(limits)``, and check them while they can be sent again."""
-        head = read_json(next(messages, b""))
-        assembler, frames = Assembler(limits), {}
+        head = protocol.read_json(next(messages, b""))
+        assembler, frames = protocol.Assembler(limits), {}
         for message in messages:
             complete = assembler.feed(message)
             if complete is not None:
@@ -254,7 +248,7 @@ class Client:
                 log.warning("damaged data (%s): trying again to %s", details, action)
                 self.retries += 1
                 continue
-            if code in FATAL or details.startswith(SERVER_FAILED):
+            if code in FATAL or details.startswith(protocol.SERVER_FAILED):
                 raise UnreachableError(f"server {self.address} failed to {action}: {code.name}: {details}")
             lost_since = lost_since or now
             if now + wait > lost_since + self.patience.total:
@@ -268,7 +262,7 @@ class Client:
             wait = min(2 * wait, self.patience.longest)
 
 
-def _check(frame: Frame) -> None:
+def _check(frame: protocol.Frame) -> None:
     for part in [part for _, part in unpack_bundle(frame)] if is_bundle(frame) else [frame]:
         open_packet(part)
 

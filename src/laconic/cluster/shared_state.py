@@ -81,7 +81,7 @@ class SharedState:
 
     @contextmanager
     def overflow_ends_job(self, version: int) -> Iterator[None]:
-        """End the job if weights overflow: all workers are told, and the weights are not saved."""
+        """End the job if weights overflow: all workers receive the reason, and the weights are not saved."""
         try:
             yield
         except NonFiniteError as error:

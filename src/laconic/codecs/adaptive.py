@@ -133,7 +133,7 @@ class Adaptive(Quantizer):
     tail: float = 0.0
 
     name, example = "adaptive", "adaptive:5.0|huffman"
-    summary = "min-max bins, as many as the entropy asks for"
+    summary = "min-max bins; the entropy sets how many"
     biased = "decodes to the bin's centre"
 
     def __post_init__(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from torch import Tensor
@@ -78,10 +79,5 @@ class Bins(BucketedQuantizer):
     ) -> Tensor:
         return kernels.bins_encode_all(tensors, self.coding, means=floats, packed=packed, skip=skip)
 
-    def dequantize_all(
-        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None,
-        skip: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        return kernels.bins_decode_all(
-            floats, packed, bits=self.bits, bucket=self.bucket, outs=outs, weight=weight, skip=skip
-        )
+    def multi_tensor_decoder(self, kernels: MultiTensorKernels) -> Callable[..., Tensor]:
+        return partial(kernels.bins_decode_all, bits=self.bits, bucket=self.bucket)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -76,6 +76,10 @@ class BucketedQuantizer(Quantizer):
         skip: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """See ``MultiTensorStage``."""
+        return self.multi_tensor_decoder(kernels)(floats, packed, outs=outs, weight=weight, skip=skip)
+
+    def multi_tensor_decoder(self, kernels: MultiTensorKernels) -> Callable[..., Tensor]:
+        """Return the kernel that decodes many tensors, with this stage's arguments."""
         raise NotImplementedError
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:

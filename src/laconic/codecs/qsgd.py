@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from torch import Tensor
 
@@ -85,13 +85,8 @@ class QSGD(BucketedQuantizer):
             tensors, residuals, self.coding, seeds=seeds, norms=floats, packed=packed, skip=skip
         )
 
-    def dequantize_all(
-        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None,
-        skip: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        return kernels.qsgd_decode_all(
-            floats, packed, bits=self.bits, bucket=self.bucket, outs=outs, weight=weight, skip=skip
-        )
+    def multi_tensor_decoder(self, kernels: MultiTensorKernels) -> Callable[..., Tensor]:
+        return partial(kernels.qsgd_decode_all, bits=self.bits, bucket=self.bucket)
 
     def symbols_nbytes(self, n: int) -> int:
         return packed_nbytes(n, self.bits)

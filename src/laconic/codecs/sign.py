@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -35,13 +37,8 @@ class _SignBits(BucketedQuantizer):
             tensors, bucket=self.bucket, sides=self.floats_per_bucket, means=floats, packed=packed, skip=skip
         )
 
-    def dequantize_all(
-        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None,
-        skip: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        return kernels.sign_decode_all(
-            floats, packed, bucket=self.bucket, sides=self.floats_per_bucket, outs=outs, weight=weight, skip=skip
-        )
+    def multi_tensor_decoder(self, kernels: MultiTensorKernels) -> Callable[..., Tensor]:
+        return partial(kernels.sign_decode_all, bucket=self.bucket, sides=self.floats_per_bucket)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -59,8 +59,8 @@ class AttachOptions:
 
 
 @dataclass
-class StepStats:
-    """Counts of steps, and of what is measured once a step."""
+class StepStats(ExchangeStats):
+    """Counts of exchanges and steps, and of what is measured once a step."""
 
     steps: int = 0
     exposed_s: float = 0.0
@@ -94,7 +94,7 @@ class Attachment(ABC):
         self.spec = spec
         self.warmup_steps, self.check_every = options.warmup_steps, options.check_every
         self.error_every = options.error_every
-        stats = ExchangeStats()
+        self._step_stats = stats = StepStats()
         with peer_failure_as_error(group, "waited for all ranks to call attach"):
             self._group = group_of_same_ranks(group, options.timeout_s, stats)
         # States and counts are also read after detach and destroy_process_group.
@@ -106,7 +106,6 @@ class Attachment(ABC):
         self._scale = None if options.scaler is None else options.scaler.get_scale()
         self._thread = ExchangeThread("laconic-exchange")
         self._stays_on: dict[torch.device, bool] = {}
-        self._step_stats = StepStats()
         self._optimizers = OptimizerWatch(self._specs_of)
 
     def _require_same_arguments(self, **more: str) -> None:
@@ -287,13 +286,9 @@ class Attachment(ABC):
         DDP's own all-reduces are not counted, and neither are FSDP's collectives inside a node.
         """
         self._exchange.settle()
-        stats, step_stats = self._exchange.stats, self._step_stats
-        return {each.name: getattr(stats, each.name) for each in fields(ExchangeStats)} | {
-            "spec": self.spec, "steps": step_stats.steps, "wire_bytes": stats.wire_bytes,
-            "ring_bytes_estimate": stats.ring_bytes_estimate(self._ranks), "exposed_s": step_stats.exposed_s,
-            "drifts": step_stats.drifts, "residual_resets": step_stats.residual_resets,
-            "residual_rescales": step_stats.residual_rescales, "exempt": dict(self._exchange.exempt),
-            "errors": dict(step_stats.errors), "unsuited_optimizer_steps": self._optimizers.unsuited_steps,
+        return self._step_stats.by_name() | {
+            "spec": self.spec, "ring_bytes_estimate": self._step_stats.ring_bytes_estimate(self._ranks),
+            "exempt": dict(self._exchange.exempt), "unsuited_optimizer_steps": self._optimizers.unsuited_steps,
             "unsuited_optimizers": dict(self._optimizers.unsuited),
         }  # fmt: skip
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,10 @@ Phase = Literal["encode_s", "wire_s", "decode_s"]
 
 @dataclass
 class ExchangeStats:
-    """Counts of one rank. Seconds are those of the exchange thread, so they may overlap with computing."""
+    """Counts of one rank. Seconds are those of the exchange thread, so they may overlap with computing.
+
+    Attachments, LocalSGD and torchft add counts of their own in subclasses.
+    """
 
     rounds: int = 0
     values: int = 0
@@ -49,13 +52,17 @@ class ExchangeStats:
         finally:
             setattr(self, phase, getattr(self, phase) + time.perf_counter() - began)
 
+    def by_name(self) -> dict[str, Any]:
+        """Return all counts by name, those of a subclass included."""
+        return asdict(self) | {"wire_bytes": self.wire_bytes}
+
     def saved(self) -> Tensor:
-        """Return all counts as one vector, for a saved state."""
-        return torch.tensor([float(getattr(self, each.name)) for each in fields(self)], dtype=torch.float64)
+        """Return the counts of exchanges as one vector, for a saved state."""
+        return torch.tensor([float(getattr(self, each.name)) for each in fields(ExchangeStats)], dtype=torch.float64)
 
     def load(self, saved: Sequence[float]) -> None:
         """Continue from saved counts: those of an attachment or LocalSGD that ended with its process."""
-        for each, value in zip(fields(self), saved, strict=False):  # an earlier version may have had fewer
+        for each, value in zip(fields(ExchangeStats), saved, strict=False):  # an earlier version may have had fewer
             setattr(self, each.name, value if each.type == "float" else int(value))
 
     @property

@@ -20,14 +20,14 @@ from laconic.kernels.reference.packing import *
 from laconic.kernels.reference.positions import positions_encode as positions_encode
 from laconic.kernels.reference.positions import randk_decode as randk_decode
 from laconic.kernels.reference.positions import scatter as scatter
-from laconic.kernels.reference.positions import scatter_finite
+from laconic.kernels.reference.positions import sparse_decode_by
 from laconic.kernels.reference.positions import topk_chunks_encode as topk_chunks_encode
 from laconic.kernels.reference.positions import topk_encode as topk_encode
 from laconic.kernels.reference.quantizers import *
 from laconic.kernels.reference.ranks import *
 from laconic.kernels.reference.reductions import put
 from laconic.kernels.reference.selection import *
-from laconic.kernels.sections import GAPS, PositionHeader, coded_max_nbytes, read_positions_header
+from laconic.kernels.sections import GAPS, PositionHeader, coded_max_nbytes
 
 
 def encode_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
@@ -65,8 +65,4 @@ def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
 
 
 def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
-    header = read_positions_header(section, out.numel())
-    if header.kept != values.numel():
-        return False
-    scatter_finite(positions_decode(section, out.numel(), header), values, out, weight)
-    return True
+    return sparse_decode_by(positions_decode, section, values, out, weight)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs import parse
 from laconic.collective.saved_state import saved_by_name
-from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError, InputError
 from laconic.policy import Policy
 from laconic.torchft.group import CompressedGroup
@@ -86,12 +84,10 @@ class TorchftAttachment:
         ``bytes_reduced``, ``bytes_sent`` and their sum ``wire_bytes`` are counted where tensors are handed to torchft's
         process group; ``uncompressed`` counts all-reduces that did not use the codec, by reason.
         """
-        stats, exchange = self._memory.stats, self._memory.exchange
-        counts = asdict(self._counts)
-        if exchange is not None:
-            counts["residual_resets"] += exchange.residual_resets
-        return {each.name: getattr(stats, each.name) for each in fields(ExchangeStats)} | counts | {
-            "spec": self.spec, "wire_bytes": stats.wire_bytes, "uncompressed": dict(self._group.uncompressed),
+        exchange = self._memory.exchange
+        resets = self._counts.residual_resets + (0 if exchange is None else exchange.residual_resets)
+        return self._counts.by_name() | {
+            "spec": self.spec, "residual_resets": resets, "uncompressed": dict(self._group.uncompressed),
             "exempt": {} if exchange is None else dict(exchange.exempt),
         }  # fmt: skip
 

@@ -49,7 +49,7 @@ class QuorumGroup:
 
 
 class SumWork(dist.Work):
-    """A sum that begins when somebody waits for it: until then others join it, in the same messages.
+    """A sum that begins with the first ``wait``; sums requested before that share its messages.
 
     Its error is in its future and not raised by ``wait``: torchft reports errors of futures to the manager, but an
     error that ``wait`` raises ends the backward pass of torchft's DDP, and with it the replica.

@@ -38,8 +38,8 @@ COMMON = "/start"
 
 
 @dataclass
-class Counts:
-    """Events of one replica."""
+class Counts(ExchangeStats):
+    """Counts of one replica's exchanges and steps."""
 
     committed_steps: int = 0
     discarded_steps: int = 0
@@ -59,7 +59,7 @@ class ReplicaMemory:
 
     def __init__(self, spec: str, policy: Policy, nonfinite: str, counts: Counts) -> None:
         self.spec, self.policy, self.nonfinite = spec, policy, nonfinite
-        self.stats, self.counts = ExchangeStats(), counts
+        self.stats = self.counts = counts
         self.exchange: Exchange | None = None
         self._slots: dict[str, Tensor] = {}
         """A tensor without memory for each slot seen: its shape and dtype."""

@@ -54,7 +54,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"push": "ef|thc:4", "push_small": "shared:16", "returns": "sum"},
     ),
     "adaptive": (
-        "weights in as many levels as they ask for, Huffman-coded and averaged every 20 iterations",
+        "weights in levels whose number follows from their entropy, Huffman-coded, averaged every 20 iterations",
         {
             "push": "adaptive:5.0,zero=true|huffman", "pull": "adaptive:5.0,zero=true|huffman", "returns": "weights",
             "every": 20, "sends": "weights",

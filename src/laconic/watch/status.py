@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from laconic.errors import FileError
 
-__all__ = ["LARGEST", "PARTS", "STATES", "Status", "WorkerStatus", "finite_or_none", "mean_loss"]
+__all__ = ["LARGEST", "PARTS", "STATES", "Progress", "Status", "WorkerStatus", "finite_or_none", "mean_loss"]
 
 T = TypeVar("T")
 
@@ -55,32 +55,45 @@ class WorkerStatus:
 
 
 @dataclass
-class Status:
-    """Status of one server and its workers.
+class Progress:
+    """What one server reports of a run, and what a ``View`` shows of all its servers.
 
     Args:
-        began_at: Time of the first start of the run's server.
-        phase: One of ``PHASES``.
-        iterations: The same in iterations of a worker; in async mode of all workers together.
-        lives: Number of starts of the server.
-        failure: Reason why the server cannot continue.
+        at: Time of the report.
+        iterations: Iterations of a worker in the whole run; in async mode of all workers together.
+        received, sent: Bytes of frames.
+        checkpoint: Version of the last checkpoint.
+        failure: Reason why the run cannot continue.
+        faults: Counts by kind.
         recent: Last faults: ``{"at": …, "what": …}``.
     """
 
-    at: float = 0.0
-    began_at: float = 0.0
     phase: str = "serving"
+    at: float = 0.0
     version: int = 0
-    updates: int = 0
     iterations: int = 0
     received: int = 0
     sent: int = 0
-    lives: int = 1
     checkpoint: int | None = None
     failure: str | None = None
     workers: list[WorkerStatus] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
     recent: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Status(Progress):
+    """Status of one server and its workers; its phase is one of ``PHASES``.
+
+    Args:
+        began_at: Time of the first start of the run's server.
+        updates: Updates of the whole run.
+        lives: Number of starts of the server.
+    """
+
+    began_at: float = 0.0
+    updates: int = 0
+    lives: int = 1
 
     @property
     def iteration(self) -> int:

@@ -13,7 +13,7 @@ from laconic.errors import FileError
 from laconic.json_files import open_regular, parse_json, read_json
 from laconic.watch.folder import ACCURACY, CONFIG, PROGRESS, STATUS, SUMMARY, server_file
 from laconic.watch.series import ThinnedSeries
-from laconic.watch.status import LARGEST, PARTS, Status, WorkerStatus, finite_or_none, mean_loss
+from laconic.watch.status import LARGEST, PARTS, Progress, Status, finite_or_none, mean_loss
 from laconic.watch.status_files import load_status
 
 __all__ = ["OVER", "PHASES", "View", "Watcher"]
@@ -33,19 +33,17 @@ RATE_WINDOW = 10.0
 
 
 @dataclass
-class View:
-    """Status of a run, all servers together.
+class View(Progress):
+    """Status of a run, all servers together; its phase is one of ``PHASES``.
 
     Args:
-        phase: One of ``PHASES``.
+        run: The run's folder.
         config: The options shown to people.
         iteration: Iterations done; in async mode of all workers together.
         loss: Mean loss of the workers' last batches.
         elapsed_s: Seconds since the first start of the run's servers.
         silent_s: Seconds since the last write of its servers.
         left_s: Estimated seconds until the end.
-        received: Bytes of frames that the servers received.
-        sent: Bytes of frames that the servers sent.
         bytes_per_s: Current traffic in both directions.
         raw: Bytes that float32 would have taken in both directions.
         saved: Bytes saved compared with it.
@@ -53,7 +51,6 @@ class View:
         missed_most: Largest staleness of all pushes.
         missed_mean: Mean staleness of all pushes.
         server_lives: Number of starts of the servers.
-        failure: Reason why the run cannot continue.
         seconds: Seconds of all workers by activity.
         notes: Problems with the files of the folder.
         summary: The run's summary, at the end.
@@ -61,32 +58,21 @@ class View:
         accuracies: Points of ``accuracy.jsonl``: accuracy in per cent on so many test examples.
     """
 
-    run: str
-    phase: str
-    at: float
+    run: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     iteration: int = 0
-    iterations: int = 0
     loss: float | None = None
     elapsed_s: float = 0.0
     silent_s: float | None = None
     left_s: float | None = None
-    received: int = 0
-    sent: int = 0
     bytes_per_s: float | None = None
     raw: int = 0
     saved: int = 0
-    version: int = 0
     missed: int = 0
     missed_most: int = 0
     missed_mean: float = 0.0
     server_lives: int = 0
-    checkpoint: int | None = None
-    failure: str | None = None
-    workers: list[WorkerStatus] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    faults: dict[str, int] = field(default_factory=dict)
-    recent: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     summary: dict[str, Any] | None = None
     points: list[dict[str, Any]] = field(default_factory=list)
@@ -117,7 +103,7 @@ class Watcher:
         """Return the status of the run now."""
         notes: list[str] = []
         config = _load_object(self.run_dir / CONFIG, notes)
-        view = View(str(self.run_dir), "absent", self._clock(), notes=notes)
+        view = View("absent", self._clock(), run=str(self.run_dir), notes=notes)
         if config is None:
             return view
         job = config.get("job")

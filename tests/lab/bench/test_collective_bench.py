@@ -13,6 +13,6 @@ def test_small_run_is_correct_and_timed() -> None:
     assert all(len(each.seconds) == 2 for each in found) and found[2].error < 1e-3
     assert found[2].nbytes < 0.3 * found[0].nbytes == 0.3 * 12_000
     record = found[2].record(settings, found[0])
-    assert record.values["command"] == "laconic bench collective shared:8 --numel 3000 --ranks 2 --repeat 2"
+    assert record.values["command"] == "laconic bench collective shared:8 --numel 3000 --repeat 2"
     with pytest.raises(ConfigError, match="ranks"):
         CollectiveSettings(ranks=0)

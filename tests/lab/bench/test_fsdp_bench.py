@@ -70,6 +70,8 @@ def test_small_run_gives_records_of_steps_and_losses() -> None:
     records = run_fsdp(settings)
     assert [record.kind for record in records] == ["bench.fsdp"] * 3 + ["bench.fsdp.loss"] * 3
     losses = {record.values["way"]: record.values for record in records[3:]}
-    assert losses["hsdp"]["fewer_bytes"] == 1.0 and not losses["hsdp"]["nbytes_counted"]
-    assert losses["local 2 ef|sign"]["node_nbytes"] < losses["hsdp"]["node_nbytes"] / 2
+    reached = losses["hsdp"]["reached_step"]  # so short a training may reach its last loss at once
+    assert losses["hsdp"]["fewer_bytes"] == (pytest.approx(4 / reached) if reached else None)
+    assert not losses["hsdp"]["nbytes_counted"]
+    assert losses["local 2 ef|sign"]["node_nbytes"] < 0.6 * losses["hsdp"]["node_nbytes"]
     assert len(fsdp_tables(records)) == 2

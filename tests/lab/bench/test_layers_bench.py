@@ -61,7 +61,7 @@ def test_settings_are_checked_and_give_the_command_line() -> None:
     for options, words in (
         ({"cases": ("nothing",)}, "unknown case 'nothing'"),
         ({"cases": ("linear 0-4",)}, "unknown case"),
-        ({"repeat": 2}, "repeat must be >= 3"),
+        ({"repeat": 2}, "--repeat must be at least 3"),
         ({"device": "nope"}, "there is no device 'nope'"),
     ):
         with pytest.raises(ConfigError, match=words):

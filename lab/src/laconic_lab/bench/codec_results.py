@@ -124,21 +124,21 @@ class CodecResult:
         return None if two is None else two.speed / self.timings[way].speed
 
     def values(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "spec": self.spec, "codec": self.codec, "data": self.data, "numel": self.numel, "nbytes": self.nbytes,
             "bits_per_value": self.bits, "relative_squared_error": self.error,
             "encode_overhead_percent": self.overhead("encode"), "decode_overhead_percent": self.overhead("decode"),
             "small_encode_us": self.small_encode_us, "small_decode_us": self.small_decode_us,
         }  # fmt: skip
-        found["encode_floor_x_memcpy"], found["decode_floor_x_memcpy"] = self.floors
+        values["encode_floor_x_memcpy"], values["decode_floor_x_memcpy"] = self.floors
         if self.rate is not None:
-            found |= self.rate.values()
-            found |= {f"{way}_scaling_2_threads": self.scaling(way) for way in ("encode", "decode")}
+            values |= self.rate.values()
+            values |= {f"{way}_scaling_2_threads": self.scaling(way) for way in ("encode", "decode")}
         if "sum" in self.timings:
-            found["sum_floor_x_memcpy"] = SUM_FLOORS.get(self.codec)
+            values["sum_floor_x_memcpy"] = SUM_FLOORS.get(self.codec)
         for name, timing in self.timings.items():
-            found |= timing.values(name)
-        return found
+            values |= timing.values(name)
+        return values
 
 
 @dataclass(frozen=True)
@@ -165,16 +165,16 @@ class PeerResult:
         return 8 * self.nbytes / self.numel
 
     def values(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "name": self.name, "of": self.of, "data": self.data, "numel": self.numel, "nbytes": self.nbytes,
             "bits_per_value": self.bits, "relative_squared_error": self.error, "note": self.note,
             "small_encode_us": self.small_encode_us, "small_decode_us": self.small_decode_us,
         }  # fmt: skip
         if self.rate is not None:
-            found |= self.rate.values()
+            values |= self.rate.values()
         for name, timing in self.timings.items():
-            found |= timing.values(name)
-        return found
+            values |= timing.values(name)
+        return values
 
 
 @dataclass(frozen=True)
@@ -200,14 +200,14 @@ class Report:
         return 4 * self.settings.numel / third / 1e9, 4 * self.settings.numel / first / 1e9
 
     def machine_values(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "memcpy_s": self.memcpy.median,
             "memcpy_gb_per_s": self.memcpy_gb_per_s,
             "memcpy_quartiles_gb_per_s": list(self.memcpy_quartiles_gb_per_s),
         }
         for name, timing in self.ceilings.items():
-            found |= timing.values(name)
-        return found
+            values |= timing.values(name)
+        return values
 
     def records(self) -> list[Record]:
         settings, seed = self.settings, self.settings.seed
@@ -215,7 +215,7 @@ class Report:
             "command": settings.command(self.specs), "numel": settings.numel,
             "threads": settings.threads, "repeat": settings.repeat,
         }  # fmt: skip
-        found = [Record("bench.machine", shared | self.machine_values(), seed)]
-        found += [Record("bench.codec", shared | result.values(), seed) for result in self.codecs]
-        found += [Record("bench.peer", shared | result.values(), seed) for result in self.peers]
-        return found
+        records = [Record("bench.machine", shared | self.machine_values(), seed)]
+        records += [Record("bench.codec", shared | result.values(), seed) for result in self.codecs]
+        records += [Record("bench.peer", shared | result.values(), seed) for result in self.peers]
+        return records

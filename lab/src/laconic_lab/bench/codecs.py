@@ -209,12 +209,12 @@ def _time_coders(
 ) -> list[PeerResult]:
     """Time stock coders on the symbols of this codec."""
     symbols = coders.symbols(chain, x, settings.seed)
-    found = []
+    results = []
     for peer in coders.coder_peers(symbols.dtype, symbols.numel()):
         result = _time_peer(peer, spec, symbols, watch, settings)
         rate = Rate(result.numel, coders.entropy(symbols[: result.numel]), result.nbytes)
-        found.append(replace(result, data=data, rate=rate))
-    return found
+        results.append(replace(result, data=data, rate=rate))
+    return results
 
 
 def _time_peer(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,16 +16,19 @@ import torch
 import torch.distributed as dist
 
 from laconic.collective import Reducer
-from laconic.errors import ConfigError, WrongResultError
+from laconic.errors import WrongResultError
 from laconic.records import Record
 from laconic_lab.bench.samples import gradient_like
+from laconic_lab.bench.settings import BenchSettings
 
 __all__ = ["CollectiveResult", "CollectiveSettings", "run_collective"]
 
 
 @dataclass(frozen=True)
-class CollectiveSettings:
+class CollectiveSettings(BenchSettings):
     """Settings: tensors of ``numel`` values and ``ranks`` single-threaded processes on gloo over loopback."""
+
+    NAME, ARGUMENTS = "collective", "specs"
 
     specs: tuple[str, ...] = ("shared:8", "thc:4")
     numel: int = 25_000_000
@@ -35,13 +37,7 @@ class CollectiveSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, low in (("numel", 1), ("ranks", 1), ("repeat", 1)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
-
-    def command(self) -> str:
-        words = ["laconic", "bench", "collective", *self.specs, "--numel", str(self.numel), "--ranks", str(self.ranks)]
-        return shlex.join([*words, "--repeat", str(self.repeat)])
+        self.require_at_least({"numel": 1, "ranks": 1, "repeat": 1})
 
 
 @dataclass(frozen=True)
@@ -80,8 +76,8 @@ def run_collective(settings: CollectiveSettings) -> list[CollectiveResult]:
             worker.join()
         if any(worker.exitcode for worker in workers):
             raise WrongResultError("a rank failed; its error output is above")
-        found = json.loads((Path(folder) / "results.json").read_text())
-    results = [CollectiveResult(name, tuple(seconds), error, nbytes) for name, seconds, error, nbytes in found]
+        measured = json.loads((Path(folder) / "results.json").read_text())
+    results = [CollectiveResult(name, tuple(seconds), error, nbytes) for name, seconds, error, nbytes in measured]
     for result in results:
         if not result.error < (0.9 if result.name not in ("fp32", "bf16") else 1e-3):
             raise WrongResultError(f"{result.name}: the relative squared error of the mean is {result.error:g}")

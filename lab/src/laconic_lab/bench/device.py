@@ -120,8 +120,8 @@ class DeviceWatch:
             for place, name in enumerate(operations):
                 runs[name].append((spans[2 * place + 1], (spans[2 * place] + spans[2 * place + 2]) / 2))
         return {
-            name: Timing(tuple(run for run, _ in found), tuple(copy for _, copy in found))
-            for name, found in runs.items()
+            name: Timing(tuple(run for run, _ in timed), tuple(copy for _, copy in timed))
+            for name, timed in runs.items()
         }
 
     def _copy(self) -> None:
@@ -129,7 +129,7 @@ class DeviceWatch:
 
     def per_call(self, operation: Operation, *, calls: int = 50, batches: int = 5) -> float:
         """Return the host seconds of one call of a short operation, launched repeatedly."""
-        found = []
+        seconds = []
         for batch in range(batches + 1):
             self.wait()
             begin = time.perf_counter()
@@ -137,8 +137,8 @@ class DeviceWatch:
                 operation()
             self.wait()
             if batch:  # the first call compiles
-                found.append((time.perf_counter() - begin) / calls)
-        return quartiles(tuple(found))[1]
+                seconds.append((time.perf_counter() - begin) / calls)
+        return quartiles(tuple(seconds))[1]
 
 
 @dataclass(frozen=True)
@@ -170,18 +170,18 @@ class DeviceResult:
         return None if ours is None or plain is None else plain.median / ours.median
 
     def values(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "spec": self.spec, "numel": self.numel, "nbytes": self.nbytes, "bits_per_value": self.bits,
             "relative_squared_error": self.error, "small_numel": SMALL_NUMEL,
         }  # fmt: skip
         for name, timing in self.timings.items():
-            found |= timing.values(name)
-            found[f"{name}_floor_x_copy"] = self.floor(name.removesuffix("_launch"))
+            values |= timing.values(name)
+            values[f"{name}_floor_x_copy"] = self.floor(name.removesuffix("_launch"))
         for name, timing in self.plain.items():
-            found |= timing.values(f"plain_{name}")
-            found[f"{name}_x_plain_torch"] = self.speed_up(name)
-        found |= {f"small_{name}_us": value for name, value in self.small_us.items()}
-        return {name.replace("x_memcpy", "x_copy"): value for name, value in found.items()}
+            values |= timing.values(f"plain_{name}")
+            values[f"{name}_x_plain_torch"] = self.speed_up(name)
+        values |= {f"small_{name}_us": value for name, value in self.small_us.items()}
+        return {name.replace("x_memcpy", "x_copy"): value for name, value in values.items()}
 
 
 def run_device(
@@ -280,16 +280,16 @@ def _operations(chain: Chain, x: Tensor, packet: Packet, out: Tensor, seed: int)
         arena.end = 0
         chain.encode(x, seed=seed, arena=arena)
 
-    found: dict[str, Operation] = {
+    operations: dict[str, Operation] = {
         "encode": encode_again,
         "decode": lambda: chain.decode(packet, out=out),
         "accumulate": lambda: chain.accumulate(packet, total, 0.5),
     }
     if chain.coder is None and chain.selector is None:
-        found |= _launches(chain, x, packet, out, total, seed)
+        operations |= _launches(chain, x, packet, out, total, seed)
     if isinstance(chain.selector, TopK) and not chain.selector.chunk and chain.values is None:
-        found["carried"] = _carried(x, packet, chain)
-    return found
+        operations["carried"] = _carried(x, packet, chain)
+    return operations
 
 
 def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tensor, seed: int) -> dict[str, Operation]:

@@ -5,7 +5,6 @@ A step is forward, backward and SGD with momentum. Before timing, ``expand`` is 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ from laconic.layers.step_time import MAX_VARIATION
 from laconic.records import Record
 from laconic.train import MODELS, build_model
 from laconic_lab.bench.cluster import ClusterTable
+from laconic_lab.bench.settings import BenchSettings
 
 __all__ = ["CASES", "Case", "LayerSettings", "layer_table", "run_layers"]
 
@@ -58,7 +58,7 @@ SHAPES = {"mlp": (1, 28, 28), "lenet5": (1, 28, 28), "vgg11": (3, 32, 32), "alex
 
 
 @dataclass(frozen=True)
-class LayerSettings:
+class LayerSettings(BenchSettings):
     """Settings of the layer benchmark.
 
     Args:
@@ -72,6 +72,8 @@ class LayerSettings:
     'laconic bench layers mlp --scheme hashed:0.1 --repeat 5'
     """
 
+    NAME, ARGUMENTS, REPEATED = "layers", "cases", {"schemes": "scheme"}
+
     cases: tuple[str, ...] = tuple(case.name for case in CASES)
     schemes: tuple[str, ...] = ()
     batch: int | None = None
@@ -82,25 +84,13 @@ class LayerSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.repeat < 3 or self.threads < 1 or (self.batch is not None and self.batch < 1):
-            raise ConfigError("repeat must be >= 3, threads >= 1 and batch >= 1")
+        self.require_at_least({"repeat": 3, "threads": 1} | ({} if self.batch is None else {"batch": 1}))
         for name in self.cases:
             _case(name)
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"there is no device {self.device!r}: {str(error).splitlines()[0]}") from None
-
-    def command(self) -> str:
-        words = ["laconic", "bench", "layers"]
-        if self.cases != LayerSettings.cases:
-            words += self.cases
-        for scheme in self.schemes:
-            words += ["--scheme", scheme]
-        for name in ("batch", "repeat", "threads", "device", "seed"):
-            if getattr(self, name) != getattr(LayerSettings, name):
-                words += [f"--{name}", str(getattr(self, name))]
-        return shlex.join(words)
 
     @property
     def judges(self) -> bool:
@@ -135,17 +125,17 @@ def run_layers(settings: LayerSettings, tell: Callable[[str], None] = lambda wha
     """Return a Record for each scheme of each case."""
     before = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
-    found = []
+    records = []
     try:
         for name in settings.cases:
             case = _case(name)
             if settings.schemes:
                 goals = dict(case.schemes)
                 case = replace(case, schemes=tuple((scheme, goals.get(scheme)) for scheme in settings.schemes))
-            found += _run_case(replace(case, batch=settings.batch or case.batch), settings, tell)
+            records += _run_case(replace(case, batch=settings.batch or case.batch), settings, tell)
     finally:
         torch.set_num_threads(before)
-    return found
+    return records
 
 
 def _run_case(case: Case, settings: LayerSettings, tell: Callable[[str], None]) -> list[Record]:

@@ -334,14 +334,14 @@ def peers_of(chain: Chain, n: int) -> list[Peer]:
     if chain.coder is not None:
         return []
     plain = _plain(chain, n)
-    found = [plain] if plain is not None else []
+    peers = [plain] if plain is not None else []
     if chain.selector is None and isinstance(chain.values, (FP16, BF16)):
-        found.append(_cast_into(torch.float16 if isinstance(chain.values, FP16) else torch.bfloat16, n))
+        peers.append(_cast_into(torch.float16 if isinstance(chain.values, FP16) else torch.bfloat16, n))
     if chain.selector is None and isinstance(chain.values, Uniform) and chain.values.bits == 8:
-        found.append(_quantize_per_tensor())
+        peers.append(_quantize_per_tensor())
     if isinstance(chain.selector, TopK) and not chain.selector.chunk and chain.values is None:
-        found += [_torch_topk(chain.selector.keep), _argpartition(chain.selector.keep)]
-    return found
+        peers += [_torch_topk(chain.selector.keep), _argpartition(chain.selector.keep)]
+    return peers
 
 
 def general(n: int) -> list[Peer]:
@@ -355,12 +355,12 @@ def general(n: int) -> list[Peer]:
         return torch.frombuffer(bytearray(raw), dtype=torch.float32)
 
     sliced = f"on the first {part:,} values, scaled" if part < n else ""
-    found = [
+    peers = [
         Peer("zlib level 1", lambda x: zlib.compress(view(x), 1), lambda m: back(zlib.decompress(m)), 0.0, sliced, part)
     ]
     if importlib.util.find_spec("zstandard") is not None:
         import zstandard
 
         press, unpress = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
-        found.append(Peer("zstd level 1", lambda x: press.compress(view(x)), lambda m: back(unpress.decompress(m))))
-    return found
+        peers.append(Peer("zstd level 1", lambda x: press.compress(view(x)), lambda m: back(unpress.decompress(m))))
+    return peers

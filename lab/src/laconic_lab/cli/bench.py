@@ -164,9 +164,9 @@ def _print(report: Report) -> None:
 
     settings, console = report.settings, stdout_console()
     wide, judged = console.width >= WIDE, settings.judges()
-    found, (slow, fast) = machine(), report.memcpy_quartiles_gb_per_s
+    host, (slow, fast) = machine(), report.memcpy_quartiles_gb_per_s
     console.print(
-        f"{found['cpu']} ({found['vector']}), torch {versions()['torch']}, {settings.numel:,} gaussian float32, "
+        f"{host['cpu']} ({host['vector']}), torch {versions()['torch']}, {settings.numel:,} gaussian float32, "
         f"{settings.threads} thread{'s' if settings.threads > 1 else ''}, median of {settings.repeat} rounds",
         markup=False,
     )

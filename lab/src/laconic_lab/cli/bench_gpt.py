@@ -86,15 +86,15 @@ def gpt(
         check_writable(records)
         finished = read(records) if records.exists() else []
     with progress_bar("gpt") as (bar, task):
-        found = run_gpt(
+        measured = run_gpt(
             settings,
             lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
             finished=finished,
             save=lambda all_records: write(all_records, records) if records is not None else None,
         )
     if records is not None:
-        print_stderr(f"{len(found) - len(finished)} new Records, {len(found)} in all, in {records}")
-    show_records(found, settings.command(), gpt_tables, json)
+        print_stderr(f"{len(measured) - len(finished)} new Records, {len(measured)} in all, in {records}")
+    show_records(measured, settings.command(), gpt_tables, json)
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:

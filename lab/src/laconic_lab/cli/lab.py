@@ -140,19 +140,25 @@ def status(name: Name = None, json: Json = False) -> None:
     for one in names:
         try:
             lab = Lab.attach(one)
-            found = {"name": one, "owner": lab.owner, "stale": one in left_behind, "fault": None, "hosts": _hosts(lab)}
+            shown_lab = {
+                "name": one,
+                "owner": lab.owner,
+                "stale": one in left_behind,
+                "fault": None,
+                "hosts": _hosts(lab),
+            }
         except LaconicError as error:
             if name is not None:
                 raise
-            found = {"name": one, "owner": None, "stale": False, "fault": str(error), "hosts": []}
-        shown.append(found)
+            shown_lab = {"name": one, "owner": None, "stale": False, "fault": str(error), "hosts": []}
+        shown.append(shown_lab)
         if not json:
-            gone = ", which is gone" if found["stale"] else ""
-            title = f"{one} (of process {found['owner']}{gone})" if found["owner"] else one
-            if found["fault"] is None:
+            gone = ", which is gone" if shown_lab["stale"] else ""
+            title = f"{one} (of process {shown_lab['owner']}{gone})" if shown_lab["owner"] else one
+            if shown_lab["fault"] is None:
                 _print_hosts(lab, title)
             else:
-                stdout_console().print(f"{title}: broken: {found['fault']}", markup=False, soft_wrap=True)
+                stdout_console().print(f"{title}: broken: {shown_lab['fault']}", markup=False, soft_wrap=True)
     if json:
         print_json({"labs": shown})
     elif not shown:

@@ -201,19 +201,24 @@ def _cut_off(life: WorkerLife) -> None:
     life.scenario.notes.append(_refusal(life, [*messages[:2], messages[2][: len(messages[2]) // 2]]))
 
 
-def _other_version(life: WorkerLife) -> None:
-    """A worker with another protocol version connects."""
+def _require_refusal(life: WorkerLife, changes: Mapping[str, Any], what: str, words: str) -> None:
+    """Connect as this worker with other values; the server must refuse it, and name the reason in these words."""
+    asked = life.identity | {"protocol": 1, "laconic": "0", "fingerprint": life.scenario.core.slots.fingerprint}
     channel = grpc.insecure_channel(life.scenario.address(0), options=GRPC_OPTIONS)
-    asked = life.identity | {"protocol": 99, "laconic": "99.0", "fingerprint": life.scenario.core.slots.fingerprint}
     try:
-        channel.unary_unary(RPC_PATHS["Hello"])(json_message(asked), timeout=10)
+        channel.unary_unary(RPC_PATHS["Hello"])(json_message(asked | dict(changes)), timeout=10)
     except grpc.RpcError as error:
-        if "99" not in (error.details() or ""):
-            raise InvariantError(f"a refusal should name both versions, got {error.details()!r}") from None
+        if words not in (error.details() or ""):
+            raise InvariantError(f"the refusal of {what} should say {words!r}, got {error.details()!r}") from None
     else:
-        raise InvariantError("P5: a worker with another protocol was accepted")
+        raise InvariantError(f"P5: a worker with {what} was accepted")
     finally:
         channel.close()
+
+
+def _other_version(life: WorkerLife) -> None:
+    """A worker with another protocol version connects."""
+    _require_refusal(life, {"protocol": 99, "laconic": "99.0"}, "another protocol", "99")
 
 
 def _sent_again(life: WorkerLife) -> None:
@@ -305,17 +310,9 @@ def _idle(kind: str) -> Callable[[WorkerLife], None]:
 
 def _future(life: WorkerLife) -> None:
     """Connect with the largest incarnation, as a clock that runs ahead would."""
-    channel = grpc.insecure_channel(life.scenario.address(0), options=GRPC_OPTIONS)
-    asked = life.identity | {"protocol": 1, "laconic": "0", "fingerprint": life.scenario.core.slots.fingerprint}
-    try:
-        channel.unary_unary(RPC_PATHS["Hello"])(json_message(asked | {"incarnation": (1 << 62) - 1}), timeout=10)
-    except grpc.RpcError as error:
-        if "ahead of the server's clock" not in (error.details() or ""):
-            raise InvariantError(f"a refusal should name the clock, got {error.details()!r}") from None
-    else:
-        raise InvariantError("P5: an incarnation of the future was accepted")
-    finally:
-        channel.close()
+    _require_refusal(
+        life, {"incarnation": (1 << 62) - 1}, "an incarnation of the future", "ahead of the server's clock"
+    )
     _die(life)  # the next incarnation must be accepted
 
 

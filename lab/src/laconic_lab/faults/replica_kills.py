@@ -47,7 +47,7 @@ class KillReport:
     committed_by_others: int
     """Attempts that failed on one replica and were committed by others."""
     ended_early: int
-    """Replicas that ended with an error, which nobody killed."""
+    """Replicas that ended with an error although they were not killed."""
     unfinished: int
     compared_steps: int
     """Steps whose weights at least two replicas wrote down."""

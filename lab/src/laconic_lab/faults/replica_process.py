@@ -29,7 +29,7 @@ QUORUM_TIMEOUT = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class ReplicaOptions:
-    """What a replica is told.
+    """Options of one replica process.
 
     Args:
         spec: The codec; ``plain`` is torchft without laconic.

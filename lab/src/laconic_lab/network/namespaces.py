@@ -263,7 +263,7 @@ def _is_running(pid: int) -> bool:
 
 
 def remove(name: str) -> bool:
-    """Remove whatever is left of a lab, whoever built it; return whether there was anything."""
+    """Remove what is left of a lab, by any process; return whether there was anything."""
     state.check_name(name)
     need("ip")
     registered = name in state.known()

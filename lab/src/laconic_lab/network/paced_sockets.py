@@ -72,12 +72,12 @@ def paced_bytes() -> int | None:
 def _library() -> Path:
     """Return the path of the preloadable library that paces a process's sockets."""
     candidates = (Path(folder) / "_pace.so" for folder in laconic_lab.__path__)
-    found = next((path for path in candidates if path.exists()), None)
-    if found is None:
+    library = next((path for path in candidates if path.exists()), None)
+    if library is None:
         raise ConfigError(
             "slow sockets need laconic_lab's library _pace.so, which is built on Linux only: reinstall laconic-lab "
             "there, or run as root to use network namespaces"
         )
-    if ":" in str(found) or " " in str(found):
-        raise ConfigError(f"{str(found)!r} cannot be preloaded: LD_PRELOAD takes no path with a colon or a space")
-    return found
+    if ":" in str(library) or " " in str(library):
+        raise ConfigError(f"{str(library)!r} cannot be preloaded: LD_PRELOAD takes no path with a colon or a space")
+    return library

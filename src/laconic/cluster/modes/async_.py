@@ -86,7 +86,7 @@ class WorkQueue:
         return lease.ticket, version - lease.base
 
     def stop(self, worker: int) -> None:
-        """A worker was lost: nobody waits for its push, and its next incarnation gets the same ticket."""
+        """Stop waiting for the push of a lost worker; its next incarnation gets the same ticket."""
         if worker in self._leases:
             self._leases[worker].base = None
 

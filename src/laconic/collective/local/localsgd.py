@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,8 +21,7 @@ from laconic.collective.local.inside import ReplicaRanks
 from laconic.collective.local.options import LocalOptions, as_optimizers
 from laconic.collective.local.outer import Outer, OuterStep, choose_outer
 from laconic.collective.local.replica import Replica, values_of
-from laconic.collective.local.rounds import PendingRound, Rounds
-from laconic.collective.stats import ExchangeStats
+from laconic.collective.local.rounds import LocalStats, PendingRound, Rounds
 from laconic.collective.transport import broadcast_all
 from laconic.errors import ConfigError, InputError
 from laconic.policy import Policy
@@ -120,17 +119,17 @@ class LocalSGD:
         with peer_failure_as_error(group, "made a process group of its replica"):
             return ReplicaRanks(group, self.options.timeout_s)
 
-    def _join(self, group: dist.ProcessGroup | None, stats: ExchangeStats | None = None) -> None:
+    def _join(self, group: dist.ProcessGroup | None, stats: LocalStats | None = None) -> None:
         """Exchange with the ranks of a group from now on."""
         own = self.options.overlap > 0 or self.options.timeout_s is not None
-        stats = ExchangeStats() if stats is None else stats
+        stats = LocalStats() if stats is None else stats
         with peer_failure_as_error(group, "made a process group of its own"):
             self.group = group_of_same_ranks(group, self.options.timeout_s, stats) if own else group
         self.exchange = Exchange(
             self.options.codec, self.group, policy=self._policy, nonfinite=self._nonfinite,
             average=self.options.average, stats=stats,
         )  # fmt: skip
-        self._rounds = Rounds(self.exchange, self.options, self._inside)
+        self._rounds = Rounds(self.exchange, self.options, self._inside, stats)
 
     def _require_same_settings(self, call: str) -> None:
         outer = self.outer if isinstance(self.outer, str) else "a function"
@@ -369,9 +368,9 @@ class LocalSGD:
             residual_norms: Compute the norm of what each slot has yet to send, which reads all residuals. There are
                 none while an exchange is under way.
         """
-        stats = self.exchange.stats
-        return {each.name: getattr(stats, each.name) for each in fields(ExchangeStats)} | asdict(self._rounds.stats) | {
-            "spec": self.options.codec, "steps": self.steps, "wire_bytes": stats.wire_bytes,
+        stats = self._rounds.stats
+        return stats.by_name() | {
+            "spec": self.options.codec, "steps": self.steps,
             "ring_bytes_estimate": stats.ring_bytes_estimate(self._rounds.size), "ranks": self._rounds.size,
             "outer": self.outer if isinstance(self.outer, str) else "a function",
             "optimizers": [type(each).__name__ for each in self.optimizers],

@@ -35,8 +35,7 @@ def regroup(local: LocalSGD, group: dist.ProcessGroup | None) -> None:
     except Exception as error:  # of any kind: the old group may be gone
         log.warning("the exchange under way is dropped, its changes are exchanged again: %s", error)
     rounds.close()
-    local._join(group, before.stats)
-    local._rounds.stats = rounds.stats
+    local._join(group, rounds.stats)
     local._require_same_settings("regroup")
     with torch.no_grad(), peer_failure_as_error(local.group, "received the state of the ranks that stay"):
         steps = local._rounds.gather(float(local.steps))[0]

@@ -19,15 +19,16 @@ from laconic.collective.groups import device_of
 from laconic.collective.local.fragments import Fragment
 from laconic.collective.local.inside import ReplicaRanks
 from laconic.collective.local.options import LocalOptions
+from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.errors import NonFiniteError
 
-__all__ = ["PendingRound", "RoundStats", "Rounds"]
+__all__ = ["LocalStats", "PendingRound", "Rounds"]
 
 
 @dataclass
-class RoundStats:
-    """Counts of one rank's rounds, beside those of ``ExchangeStats``."""
+class LocalStats(ExchangeStats):
+    """Counts of one rank's exchanges of fragments."""
 
     exchanges: int = 0
     """Exchanges of a fragment."""
@@ -68,14 +69,16 @@ class Rounds:
         exchange: Computes the means.
         options: Weights, clip and where ranks continue.
         inside: The ranks of this replica that share its exchange; None if each exchanges everything.
+        stats: Where to count.
     """
 
-    def __init__(self, exchange: Exchange, options: LocalOptions, inside: ReplicaRanks | None) -> None:
-        self.exchange, self.options, self.inside = exchange, options, inside
+    def __init__(
+        self, exchange: Exchange, options: LocalOptions, inside: ReplicaRanks | None, stats: LocalStats
+    ) -> None:
+        self.exchange, self.options, self.inside, self.stats = exchange, options, inside, stats
         self.failed = False
         """Whether an exchange broke off."""
         self.rank, self.size = dist.get_rank(exchange.group), dist.get_world_size(exchange.group)
-        self.stats = RoundStats()
         self._buffers = BufferCache()
         self._thread: ExchangeThread | None = None
 

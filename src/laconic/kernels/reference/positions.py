@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -125,10 +127,18 @@ def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None
 
 
 def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+    return sparse_decode_by(positions_decode, section, values, out, weight)
+
+
+def sparse_decode_by(
+    decode: Callable[[Tensor, int, PositionHeader], Tensor], section: Tensor, values: Tensor, out: Tensor,
+    weight: float | None,
+) -> bool:  # fmt: skip
+    """``sparse_decode`` with a backend's ``positions_decode``."""
     header = read_positions_header(section, out.numel())
     if header.kept != values.numel():
         return False
-    scatter_finite(positions_decode(section, out.numel(), header), values, out, weight)
+    scatter_finite(decode(section, out.numel(), header), values, out, weight)
     return True
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.interface import BinCoding
-from laconic.kernels.sections import GROUP, num_buckets, packed_nbytes
-from laconic.kernels.triton.buckets import FLOAT32_MAX, magnitude_bits, tile_shape
-from laconic.kernels.triton.packing import PackedSection
+from laconic.kernels.triton.buckets import FLOAT32_MAX, launch_decode, launch_encode, magnitude_bits, tile_shape
 from laconic.kernels.triton.tile import (
-    exact_options,
     load_symbols,
     pairwise_sum,
     store_or_add,
-    word_aligned,
 )
 
 __all__ = ["BINS_TILE", "bins_constants", "bins_decode", "bins_decode_part", "bins_encode", "bins_encode_part"]
@@ -206,21 +201,12 @@ def bins_constants(coding: BinCoding) -> tuple[int, dict[str, float]]:
 
 def bins_encode(x: Tensor, coding: BinCoding, *, means: Tensor, packed: Tensor) -> Tensor:
     """Encode x; return amax_bits by program."""
-    n, packed_section = x.numel(), PackedSection(packed, x.numel(), coding.bits)
-    count = num_buckets(n, coding.bucket)
-    assert means.numel() == 4 * count << coding.bits
     warps, constants = bins_constants(coding)
-    programs = num_buckets(count, int(constants["BUCKETS"]))
-    amax_bits = torch.empty(programs, dtype=torch.int32, device=x.device)
-    aligned_means = word_aligned(means)
-    _bins_encode[(programs,)](
-        x, aligned_means, packed_section.target, packed_section.tail, amax_bits, n, packed_section.full, count,
-        **constants, **exact_options(num_warps=warps),
+    buckets, bucket = int(constants.pop("BUCKETS")), int(constants.pop("BUCKET"))
+    return launch_encode(
+        _bins_encode, x, means, packed, bits=coding.bits, bucket=bucket, floats=1 << coding.bits, buckets=buckets,
+        warps=warps, **constants,
     )  # fmt: skip
-    if aligned_means is not means:
-        means.copy_(aligned_means)
-    packed_section.finish()
-    return amax_bits
 
 
 # ------------------------------------------------------------------------------------------------------------ decode
@@ -268,13 +254,6 @@ def _bins_decode(
 
 
 def bins_decode(means: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> Tensor:
-    n = out.numel()
-    buckets, warps = tile_shape(bucket)
-    count = num_buckets(n, bucket)
-    assert means.numel() == 4 * count << bits and packed.numel() == packed_nbytes(n, bits)
-    flag = torch.zeros(1, dtype=torch.int32, device=out.device)
-    _bins_decode[(num_buckets(count, buckets),)](
-        word_aligned(means), word_aligned(packed), out, flag, n, n // GROUP * GROUP, count, weight or 0.0,
-        BITS=bits, BUCKET=bucket, BUCKETS=buckets, ADD=weight is not None, **exact_options(num_warps=warps),
-    )  # fmt: skip
-    return flag
+    return launch_decode(
+        _bins_decode, means, packed, out, weight, bits=bits, bucket=bucket, floats=1 << bits, BITS=bits
+    )

@@ -1,4 +1,4 @@
-"""Device functions of bucketed codecs: magnitudes, scales and their sections.
+"""Bucketed codecs: device functions for magnitudes, scales and their sections, and the launches of whole tensors.
 
 Encoders return the largest magnitude of each program on the device (``amax_bits``); reading their maximum is the only
 synchronization of an encoding. Decoders return a flag on the device: whether a section holds values that no encoder
@@ -7,14 +7,20 @@ writes.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from laconic.kernels.triton.tile import TILE
+from laconic.kernels.sections import GROUP, num_buckets, packed_nbytes
+from laconic.kernels.triton.packing import PackedSection
+from laconic.kernels.triton.tile import TILE, exact_options, word_aligned
 
 __all__ = [
-    "FLOAT32_MAX", "ROUND_DOWN", "TINY_NORM", "UPSCALE", "load_scales", "magnitude_bits", "quantization_scale",
-    "step_size", "store_scales", "tile_shape",
+    "FLOAT32_MAX", "ROUND_DOWN", "TINY_NORM", "UPSCALE", "launch_decode", "launch_encode", "load_scales",
+    "magnitude_bits", "quantization_scale", "step_size", "store_scales", "tile_shape",
 ]  # fmt: skip
 
 
@@ -27,6 +33,43 @@ FLOAT32_MAX = tl.constexpr((2.0 - 2.0**-23) * 2.0**127)
 def tile_shape(bucket: int, values: int = TILE) -> tuple[int, int]:
     """Return the buckets of a program and its warps: two warps for ``values`` values, more for larger buckets."""
     return max(1, values // bucket), min(32, max(2, 2 * bucket // values))
+
+
+def launch_encode(
+    kernel: Any, x: Tensor, scales: Tensor, packed: Tensor, *, bits: int, bucket: int, floats: int, buckets: int,
+    warps: int, **constants: float,
+) -> Tensor:  # fmt: skip
+    """Encode x in buckets with so many floats in ``scales`` each; return amax_bits by program."""
+    n, packed_section = x.numel(), PackedSection(packed, x.numel(), bits)
+    count = num_buckets(n, bucket)
+    assert scales.numel() == 4 * floats * count
+    programs = num_buckets(count, buckets)
+    amax_bits = torch.empty(programs, dtype=torch.int32, device=x.device)
+    aligned_scales = word_aligned(scales)
+    kernel[(programs,)](
+        x, aligned_scales, packed_section.target, packed_section.tail, amax_bits, n, packed_section.full, count,
+        BUCKET=bucket, BUCKETS=buckets, **constants, **exact_options(num_warps=warps),
+    )  # fmt: skip
+    if aligned_scales is not scales:
+        scales.copy_(aligned_scales)
+    packed_section.finish()
+    return amax_bits
+
+
+def launch_decode(
+    kernel: Any, scales: Tensor, packed: Tensor, out: Tensor, weight: float | None, *, bits: int, bucket: int,
+    floats: int, tile: int = TILE, **constants: int,
+) -> Tensor:  # fmt: skip
+    """Decode buckets with so many floats in ``scales`` each into ``out``, or add them; return the flag."""
+    n, (buckets, warps) = out.numel(), tile_shape(bucket, tile)
+    count = num_buckets(n, bucket)
+    assert scales.numel() == 4 * floats * count and packed.numel() == packed_nbytes(n, bits)
+    flag = torch.zeros(1, dtype=torch.int32, device=out.device)
+    kernel[(num_buckets(count, buckets),)](
+        word_aligned(scales), word_aligned(packed), out, flag, n, n // GROUP * GROUP, count, weight or 0.0,
+        BUCKET=bucket, BUCKETS=buckets, ADD=weight is not None, **constants, **exact_options(num_warps=warps),
+    )  # fmt: skip
+    return flag
 
 
 @triton.jit

@@ -146,6 +146,13 @@ def rotate(x: Tensor, seed: int, addend: Tensor | None, out: Tensor) -> None:
 # ------------------------------------------------------------------------------------------------ encode and decode
 
 
+@triton.jit
+def _program_blocks(program, BLOCKS: tl.constexpr):
+    """Return a program's first value, the offsets of its values, its first group, and the numbers of its blocks."""
+    block = program * BLOCKS + tl.arange(0, BLOCKS)
+    return program * (BLOCKS * 1024), _block_offsets(BLOCKS), (program * (BLOCKS * 4)).to(tl.int32), block
+
+
 @triton.jit(do_not_specialize=["levels", "rotation_low", "rotation_high", "noise_low", "noise_high"])
 def _packed_int_encode(
     x, clips, out, tail, amax_bits, row_factors, n, full, coded, count, levels, half, factor, rotation_low,
@@ -155,10 +162,7 @@ def _packed_int_encode(
     """Encode blocks: ``full`` values are in whole groups, ``coded`` in all; without DIRECT they go to ``tail``."""
     span: tl.constexpr = BLOCKS * 1024
     program = tl.program_id(0).to(tl.int64)
-    begin = program * span
-    offsets = _block_offsets(BLOCKS)
-    first_group = (program * (BLOCKS * 4)).to(tl.int32)
-    block = program * BLOCKS + tl.arange(0, BLOCKS)
+    begin, offsets, first_group, block = _program_blocks(program, BLOCKS)
     v = load_tile(x, offsets, begin, n, span)
     pointer = clips.to(tl.pointer_type(tl.float32)) + block
     if SCALED:
@@ -309,14 +313,9 @@ def _packed_int_decode(
     integers, clips, out, flag, n, coded, full, count, total, rotation_low, rotation_high, weight,
     WIDTH: tl.constexpr, PACKED: tl.constexpr, ROTATED: tl.constexpr, ADD: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    span: tl.constexpr = BLOCKS * 1024
-    program = tl.program_id(0).to(tl.int64)
-    begin = program * span
-    offsets = _block_offsets(BLOCKS)
-    group = (program * (BLOCKS * 4)).to(tl.int32)
-    block = program * BLOCKS + tl.arange(0, BLOCKS)
+    begin, offsets, group, block = _program_blocks(tl.program_id(0).to(tl.int64), BLOCKS)
     clip = load_clips(clips, block, count, flag)
-    if begin + span <= tl.minimum(full, n):
+    if begin + BLOCKS * 1024 <= tl.minimum(full, n):
         packed_int_tile(
             integers, out, flag, offsets, begin, n, coded, full, clip, total, group, rotation_low, rotation_high,
             weight, WIDTH, PACKED, ROTATED, ADD, False, BLOCKS,

@@ -10,9 +10,10 @@ from torch import Tensor
 from laconic.kernels import random
 from laconic.kernels.interface import QsgdCoding
 from laconic.kernels.reference.quantizers import whole_norm
-from laconic.kernels.sections import GROUP, num_buckets, packed_nbytes
+from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton.buckets import (
     FLOAT32_MAX,
+    launch_decode,
     load_scales,
     magnitude_bits,
     quantization_scale,
@@ -303,12 +304,6 @@ def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: T
     if not bucket:  # every program reads its own copy of the norm
         bucket = WHOLE_TILE
         norms = norms.repeat(num_buckets(n, bucket))
-    buckets, warps = tile_shape(bucket, QSGD_TILE)
-    count = num_buckets(n, bucket)
-    assert norms.numel() == 4 * count and packed.numel() == packed_nbytes(n, bits)
-    flag = torch.zeros(1, dtype=torch.int32, device=out.device)
-    _qsgd_decode[(num_buckets(count, buckets),)](
-        word_aligned(norms), word_aligned(packed), out, flag, n, n // GROUP * GROUP, count, weight or 0.0,
-        BITS=bits, BUCKET=bucket, BUCKETS=buckets, ADD=weight is not None, **exact_options(num_warps=warps),
-    )  # fmt: skip
-    return flag
+    return launch_decode(
+        _qsgd_decode, norms, packed, out, weight, bits=bits, bucket=bucket, floats=1, tile=QSGD_TILE, BITS=bits
+    )

@@ -126,6 +126,15 @@ def _write_bits(words, value, bit, mask):
     tl.atomic_or(words + (bit >> 5) + 1, high.to(tl.int32, bitcast=True), mask=mask & (high > 0), sem="relaxed")
 
 
+@triton.jit
+def _chunk_of_program(n):
+    """Return the number of a program's chunk, as int32 and as int64, and the chunk's symbols and states."""
+    chunk = tl.program_id(0)
+    chunk64 = chunk.to(tl.int64)
+    chunk_size = symbols_in_chunk(n, chunk64)
+    return chunk, chunk64, chunk_size, num_states(chunk_size)
+
+
 @triton.jit(do_not_specialize=["n", "last_streams", "table_words", "symbol_bits", "coding"])
 def build_frequency_tables(
     counts,  # [chunks, STREAMS, BINS]
@@ -144,10 +153,7 @@ def build_frequency_tables(
     RECORD: tl.constexpr,
 ):
     """Compute frequencies, coded table, mode and encoder table of each chunk."""
-    chunk = tl.program_id(0)
-    chunk64 = chunk.to(tl.int64)
-    chunk_size = symbols_in_chunk(n, chunk64)
-    states = num_states(chunk_size)
+    chunk, chunk64, chunk_size, states = _chunk_of_program(n)
     counts += chunk64 * (STREAMS * BINS)
     scratch += chunk64 * (3 * BINS)
     coded_tables += chunk64 * table_words
@@ -305,10 +311,7 @@ def read_frequency_tables(
     RECORD: tl.constexpr,
 ):
     """Determine which chunks are rANS or raw, and read the frequencies of the former within the chunk's bounds."""
-    chunk = tl.program_id(0)
-    chunk64 = chunk.to(tl.int64)
-    chunk_size = symbols_in_chunk(n, chunk64)
-    states = num_states(chunk_size)
+    _, chunk64, chunk_size, states = _chunk_of_program(n)
     chunk_info = records + chunk64 * RECORD + chunk_info_offset(BINS)
     size = tl.load(chunk_info + 4)
     begin = tl.load((chunk_info + 6).to(tl.pointer_type(tl.int64)))

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.sections import GROUP, num_buckets, packed_nbytes
-from laconic.kernels.triton.buckets import FLOAT32_MAX, load_scales, magnitude_bits, store_scales, tile_shape
-from laconic.kernels.triton.packing import PackedSection
+from laconic.kernels.sections import GROUP
+from laconic.kernels.triton.buckets import (
+    FLOAT32_MAX,
+    launch_decode,
+    launch_encode,
+    load_scales,
+    magnitude_bits,
+    store_scales,
+    tile_shape,
+)
 from laconic.kernels.triton.tile import (
-    exact_options,
     load_symbols,
     load_tile,
     pairwise_sum,
     store_or_add,
     store_symbols,
-    word_aligned,
 )
 
 __all__ = [
@@ -249,37 +253,18 @@ def sign_tile_shape(bucket: int) -> tuple[int, int, int]:
 
 
 def _encode_signs(x: Tensor, bucket: int, sides: int, means: Tensor, packed: Tensor) -> Tensor:
-    n, packed_section = x.numel(), PackedSection(packed, x.numel(), 1)
-    count = num_buckets(n, bucket)
-    assert means.numel() == 4 * sides * count
     if bucket < GROUP:
         (buckets, warps), stages, kernel = tile_shape(bucket), bucket.bit_length() - 5, _sign_encode_small
     else:
         (buckets, warps, stages), kernel = sign_tile_shape(bucket), _sign_encode
-    programs = num_buckets(count, buckets)
-    amax_bits = torch.empty(programs, dtype=torch.int32, device=x.device)
-    aligned_means = word_aligned(means)
-    kernel[(programs,)](
-        x, aligned_means, packed_section.target, packed_section.tail, amax_bits, n, packed_section.full, count,
-        BUCKET=bucket, BUCKETS=buckets, STAGES=stages, SIDES=sides, **exact_options(num_warps=warps),
+    return launch_encode(
+        kernel, x, means, packed, bits=1, bucket=bucket, floats=sides, buckets=buckets, warps=warps, STAGES=stages,
+        SIDES=sides,
     )  # fmt: skip
-    if aligned_means is not means:
-        means.copy_(aligned_means)
-    packed_section.finish()
-    return amax_bits
 
 
 def _decode_signs(means: Tensor, packed: Tensor, bucket: int, sides: int, out: Tensor, weight: float | None) -> Tensor:
-    n = out.numel()
-    buckets, warps = tile_shape(bucket)
-    count = num_buckets(n, bucket)
-    assert means.numel() == 4 * sides * count and packed.numel() == packed_nbytes(n, 1)
-    flag = torch.zeros(1, dtype=torch.int32, device=out.device)
-    _sign_decode[(num_buckets(count, buckets),)](
-        word_aligned(means), word_aligned(packed), out, flag, n, n // GROUP * GROUP, count, weight or 0.0,
-        BUCKET=bucket, BUCKETS=buckets, SIDES=sides, ADD=weight is not None, **exact_options(num_warps=warps),
-    )  # fmt: skip
-    return flag
+    return launch_decode(_sign_decode, means, packed, out, weight, bits=1, bucket=bucket, floats=sides, SIDES=sides)
 
 
 def sign_encode(x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class AggregationResult:
         )
 
     def values(self) -> dict[str, Any]:
-        ratio, ours, bare = (quartiles(found) for found in (self.ratios, self.ours, self.bare))
+        ratio, ours, bare = (quartiles(samples) for samples in (self.ratios, self.ours, self.bare))
         return {
             "method": METHOD, "workers": WORKERS, "numel": self.numel, "rounds": len(self.ours),
             "nbytes_per_round": self.nbytes, "bare_nbytes_per_round": self.bare_nbytes, "round_s": ours[1],
@@ -96,11 +96,11 @@ def measure_aggregation(
         nbytes = 2 * sum(told["nbytes"] for told in all_do(workers, "frames"))
         all_do(workers, "bare", address=f"{LOOPBACK}:{server.do('bare', host=LOOPBACK, workers=WORKERS)['port']}")
 
-        found = all_do(workers, "push", check=True)
-        if {told["digest"] for told in found} != set(expected(job, shapes, seed)):
+        answers = all_do(workers, "push", check=True)
+        if {told["digest"] for told in answers} != set(expected(job, shapes, seed)):
             raise WrongResultError("the server's answer is not what the same job makes in one process")
-        if sum(told["nbytes"] for told in found) != nbytes:
-            raise WrongResultError(f"a round has {nbytes} bytes of frames, but {found} were moved")
+        if (moved := sum(told["nbytes"] for told in answers)) != nbytes:
+            raise WrongResultError(f"a round has {nbytes} bytes of frames, but {moved} were moved")
         _, bare_nbytes = _timed(workers, "push_bare")
         if abs(bare_nbytes - nbytes) > 0.01 * nbytes:
             raise WrongResultError(f"bare gRPC moves {bare_nbytes} bytes per round, frames have {nbytes}")

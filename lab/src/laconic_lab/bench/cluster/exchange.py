@@ -71,10 +71,10 @@ def gradients(shapes: Shapes, seed: int) -> dict[str, Tensor]:
 
 def digest(frames: Iterable[Frame]) -> str:
     """Return a digest that is equal for equal frames."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for frame in frames:
-        found.update(frame)
-    return found.hexdigest()
+        hashed.update(frame)
+    return hashed.hexdigest()
 
 
 @dataclass(frozen=True)

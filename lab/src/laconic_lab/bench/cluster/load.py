@@ -167,13 +167,13 @@ def measure_load(
             samples.append(Sample.of(told["pid"], now - began))
             tell(f"load: {clients} clients, {now - began:.0f} of {seconds:.0f} s")
             time.sleep(min(EVERY, max(0.0, until - now)))
-        found = [_line(one) for one in crowd]
+        reports = [_line(one) for one in crowd]
         traffic = server.do("traffic")
         for one in crowd:
             _say(one, "done")
             one.wait(60)
-        each = [client for one in found for client in one["acknowledged"]]
-        errors = tuple(error for one in found for error in one["errors"])
+        each = [client for one in reports for client in one["acknowledged"]]
+        errors = tuple(error for one in reports for error in one["errors"])
         acknowledged = tuple(sorted(took for client in each for _, took in client))
         if not acknowledged:
             raise WrongResultError(f"no push was acknowledged: {errors[:1]}")

@@ -122,8 +122,8 @@ class _Namespaces:
         return f"{self.host}:{port}"
 
     def counters(self) -> tuple[int, int]:
-        found = self.lab.counters(1)
-        return found.rx_bytes, found.tx_bytes
+        counters = self.lab.counters(1)
+        return counters.rx_bytes, counters.tx_bytes
 
     def measure(self) -> list[Link]:
         return [self.lab.measure(2, 1), self.lab.measure(1, 2)]

@@ -78,15 +78,15 @@ class Marks:
         *owners, last = name.split(".")
         for owner in owners:
             holder = getattr(holder, owner, None)
-        found = getattr(holder, last, None)
-        if found is None:
+        function = getattr(holder, last, None)
+        if function is None:
             self.missing.append(f"{module}.{name}")
             return
         self.sums.setdefault(step, _Sum())
         generator = name == "frame_messages"
-        wrapped = self._iterated(step, found) if generator else self._called(step, found)
+        wrapped = self._iterated(step, function) if generator else self._called(step, function)
         setattr(holder, last, wrapped)
-        self._undo.append(lambda: setattr(holder, last, found))
+        self._undo.append(lambda: setattr(holder, last, function))
 
     def _called(self, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -119,8 +119,8 @@ class Marks:
         if not hasattr(self._local, "inner"):
             self._local.inner = []
             torch.set_num_threads(1)
-        found: list[list[float]] = self._local.inner
-        return found
+        times: list[list[float]] = self._local.inner
+        return times
 
 
 class _Clock:

@@ -129,11 +129,11 @@ def measure_rate(
         link = LinkResult(rate, net.made_of, tuple(net.measure()))
         server = stack.enter_context(started("server", threads[0], net.start(0)))
         peers = [stack.enter_context(started("worker", threads[1], net.start(1 + i))) for i in range(workers)]
-        found = []
+        results = []
         for method in methods:
             tell(f"{rate}: method {method}")
-            found.append(_measure_method(method, rate, shapes, net, server, peers, (rounds, slow_rounds), seed, tell))
-    return link, found
+            results.append(_measure_method(method, rate, shapes, net, server, peers, (rounds, slow_rounds), seed, tell))
+    return link, results
 
 
 def _measure_method(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from laconic.errors import ConfigError
 from laconic.train.methods import method_options
+from laconic_lab.bench.settings import BenchSettings
 
 __all__ = ["PARTS", "ClusterSettings"]
 
@@ -21,7 +21,7 @@ def _threads() -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class ClusterSettings:
+class ClusterSettings(BenchSettings):
     """Settings of the parameter-server benchmark.
 
     Args:
@@ -42,6 +42,8 @@ class ClusterSettings:
     'laconic bench cluster --part load --seconds 5'
     """
 
+    NAME, REPEATED = "cluster", {"parts": "part"}
+
     parts: tuple[str, ...] = PARTS
     model: str = "vgg11"
     rounds: int = 9
@@ -60,9 +62,7 @@ class ClusterSettings:
         for part in self.parts:
             if part not in PARTS:
                 raise ConfigError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
-        for name in ("rounds", "slow_rounds", "workers", "clients", "processes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        self.require_at_least(dict.fromkeys(("rounds", "slow_rounds", "workers", "clients", "processes"), 1))
         if not 1 <= self.seconds <= 3600:
             raise ConfigError(f"seconds must be from 1 to 3600, got {self.seconds:g}")
         for method in self.methods:
@@ -78,21 +78,3 @@ class ClusterSettings:
             self, model="lenet5", rounds=3, slow_rounds=2, methods=("1", "laconic"), rates=("unshaped", "100mbit"),
             clients=8, processes=2, seconds=2.0,
         )  # fmt: skip
-
-    def command(self) -> str:
-        """Return the command line of this run."""
-        words = ["laconic", "bench", "cluster"]
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if value == one.default:
-                continue
-            flag = "--" + one.name.replace("_", "-")
-            if one.name == "parts":
-                words += [word for part in value for word in ("--part", part)]
-            elif isinstance(value, bool):
-                words.append(flag)
-            elif isinstance(value, tuple):
-                words += [flag, ",".join(value)]
-            else:
-                words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
-        return shlex.join(words)

@@ -34,8 +34,10 @@ def _record(kind: str, settings: ClusterSettings, values: dict[str, Any]) -> Rec
 
 def _aggregation(settings: ClusterSettings, tell: Tell) -> list[Record]:
     shapes = model_shapes(settings.model)
-    found = measure_aggregation(shapes, rounds=settings.rounds, threads=settings.threads, seed=settings.seed, tell=tell)
-    return [_record("aggregation", settings, found.values() | {"model": settings.model})]
+    result = measure_aggregation(
+        shapes, rounds=settings.rounds, threads=settings.threads, seed=settings.seed, tell=tell
+    )
+    return [_record("aggregation", settings, result.values() | {"model": settings.model})]
 
 
 def _rounds(settings: ClusterSettings, tell: Tell) -> list[Record]:
@@ -45,26 +47,26 @@ def _rounds(settings: ClusterSettings, tell: Tell) -> list[Record]:
     made_of = PACED if settings.paced else best_network()
     records = []
     for rate in settings.rates:
-        link, found = measure_rate(
+        link, results = measure_rate(
             rate, settings.methods, shapes, made_of=made_of, rounds=settings.rounds, slow_rounds=settings.slow_rounds,
             workers=settings.workers, threads=settings.threads, seed=settings.seed, tell=tell,
         )  # fmt: skip
         records.append(_record("link", settings, link.values()))
         common = {"model": settings.model, "numel": numel(shapes), "made_of": made_of, "valid": link.valid}
         common |= {"slots": len(shapes)}
-        for result in found:
+        for result in results:
             values = (
-                result.values(found[0])
+                result.values(results[0])
                 | common
-                | {"what": METHODS[result.method][0], "base": found[0].method, "workers": settings.workers}
+                | {"what": METHODS[result.method][0], "base": results[0].method, "workers": settings.workers}
             )
             records.append(_record("round", settings, values))
     return records
 
 
 def _load(settings: ClusterSettings, tell: Tell) -> list[Record]:
-    found = measure_load(
+    result = measure_load(
         clients=settings.clients, processes=min(settings.processes, settings.clients), seconds=settings.seconds,
         threads=1, tell=tell,
     )  # fmt: skip
-    return [_record("load", settings, found.values())]
+    return [_record("load", settings, result.values())]

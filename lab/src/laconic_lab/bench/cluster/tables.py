@@ -32,20 +32,20 @@ class ClusterTable:
 
 def tables(records: Sequence[Record]) -> list[ClusterTable]:
     """Return the tables of each part that the Records contain."""
-    found: list[ClusterTable] = []
+    shown: list[ClusterTable] = []
     by_kind: dict[str, list[Record]] = {}
     for record in records:
         by_kind.setdefault(record.kind, []).append(record)
     if one := by_kind.get("cluster.aggregation"):
-        found += [_aggregation(one[0]), _steps(one[0])]
+        shown += [_aggregation(one[0]), _steps(one[0])]
     if some := by_kind.get("cluster.round"):
-        found.append(_rounds(some, by_kind.get("cluster.link", [])))
-        found += [_processor(split)] if (split := _with_split(some)) else []
+        shown.append(_rounds(some, by_kind.get("cluster.link", [])))
+        shown += [_processor(split)] if (split := _with_split(some)) else []
     if one := by_kind.get("cluster.load"):
-        found.append(_load(one[0]))
-    if not found:
+        shown.append(_load(one[0]))
+    if not shown:
         raise FileError("expected records of laconic bench cluster, got none")
-    return found
+    return shown
 
 
 def _about(record: Record) -> str:

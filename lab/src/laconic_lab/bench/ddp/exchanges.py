@@ -59,5 +59,5 @@ def make_exchange(name: str, model: nn.Module, **options: Any) -> DDPExchange:
 
 def _bf16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """torch's bf16 hook, which cannot be registered without NCCL although gloo can add bf16."""
-    found: torch.futures.Future[torch.Tensor] = default_hooks._compress_hook(torch.bfloat16, state, bucket)
-    return found
+    reduced: torch.futures.Future[torch.Tensor] = default_hooks._compress_hook(torch.bfloat16, state, bucket)
+    return reduced

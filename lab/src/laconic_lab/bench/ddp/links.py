@@ -16,7 +16,7 @@ from laconic.units import parse_time
 from laconic_lab.network import Host, Lab, Link, unique_name
 from laconic_lab.network.paced_sockets import LOOPBACK, PacedSockets
 
-__all__ = ["NAMESPACES", "SOCKETS", "Links", "connected"]
+__all__ = ["NAMESPACES", "SOCKETS", "Links", "Namespaces", "connected"]
 
 log = logging.getLogger("laconic")
 
@@ -42,8 +42,11 @@ class Links(Protocol):
 
 
 @dataclass
-class _Namespaces:
+class Namespaces:
+    """Hosts of a lab, each with one rank or several: only what leaves a host passes its link."""
+
     lab: Lab
+    ranks_per_host: int = 1
     made_of: str = NAMESPACES
     interface: str = "eth0"
 
@@ -51,7 +54,7 @@ class _Namespaces:
         return self.lab.address(1), PORT
 
     def popen(self, rank: int, argv: list[str], **options: Any) -> subprocess.Popen[Any]:
-        return self.lab.popen(rank + 1, argv, **options)
+        return self.lab.popen(rank // self.ranks_per_host + 1, argv, **options)
 
     def measure(self) -> list[Link]:
         return [self.lab.measure(1, 2), self.lab.measure(2, 1)]
@@ -87,7 +90,7 @@ def connected(rate: str | None, ranks: int, *, paced: bool, delay: str = "0") ->
     with ExitStack() as stack:
         if not paced and os.geteuid() == 0:
             try:
-                yield _Namespaces(stack.enter_context(_lab(rate, ranks, delay)))
+                yield Namespaces(stack.enter_context(_lab(rate, ranks, delay)))
                 return
             except _NoLabError as error:  # root in a container may lack the rights
                 log.warning("network namespaces cannot be made here (%s): sockets are paced instead", error)

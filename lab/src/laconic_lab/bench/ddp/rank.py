@@ -131,11 +131,11 @@ class Bench:
     def _check(self, name: str, way: DDPExchange) -> None:
         """Raise ``WrongResultError`` unless the gradients are right and equal on all ranks."""
         step = self.turns[name] - 1
-        found = {key: _gradient(p) for key, p in way.module.named_parameters()}
-        if differ := differing(found):
+        by_name = {key: _gradient(p) for key, p in way.module.named_parameters()}
+        if differ := differing(by_name):
             raise WrongResultError(f"{name}: gradients differ between ranks: {differ[0]}")
         wanted = torch.stack([gradients.at(step) for gradients in self.all_gradients]).mean(0)
-        flat = torch.cat([x.reshape(-1) for x in found.values()])
+        flat = torch.cat([x.reshape(-1) for x in by_name.values()])
         error = float((flat - wanted).square().sum() / wanted.square().sum())
         if not error <= LOSSLESS.get(name, LOSSY):
             raise WrongResultError(f"{name}: the relative squared error of the mean is {error:g}")

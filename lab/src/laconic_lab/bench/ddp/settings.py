@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from laconic.codecs import parse
 from laconic.errors import ConfigError
+from laconic_lab.bench.settings import BenchSettings
 
 __all__ = ["SPECS", "STOCK", "DDPSettings"]
 
@@ -17,7 +17,7 @@ SPECS = ("none", "qsgd:4", "ef|topk:0.01|qsgd:4", "ef|thc:4", "ef|shared:8", "ef
 
 
 @dataclass(frozen=True)
-class DDPSettings:
+class DDPSettings(BenchSettings):
     """Settings of the DDP benchmark.
 
     Args:
@@ -38,6 +38,8 @@ class DDPSettings:
     >>> DDPSettings(specs=("qsgd:4",), rates=("100mbit",)).command()
     'laconic bench ddp qsgd:4 --rates 100mbit'
     """
+
+    NAME, ARGUMENTS = "ddp", "specs"
 
     specs: tuple[str, ...] = SPECS
     stock: tuple[str, ...] = STOCK
@@ -64,11 +66,8 @@ class DDPSettings:
             parse(spec.split(" ")[-1])
         if "ddp" not in self.stock:
             raise ConfigError("--stock must have 'ddp', which all others are compared to")
-        for name, low in (("ranks", 2), ("steps", 1), ("slow_steps", 1)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
-        if not self.limit_s > 0:
-            raise ConfigError(f"limit-s must be > 0, got {self.limit_s:g}")
+        self.require_at_least({"ranks": 2, "steps": 1, "slow_steps": 1})
+        self.require_positive(["limit_s"])
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -81,16 +80,3 @@ class DDPSettings:
             self, specs=("none", "ef|topk:0.01|qsgd:4"), stock=("ddp", "fp16"), rates=("unshaped",), model="mlp",
             steps=3, slow_steps=2,
         )  # fmt: skip
-
-    def command(self) -> str:
-        """Return the command line of this run."""
-        words = ["laconic", "bench", "ddp"]
-        if self.specs != SPECS:
-            words += self.specs
-        for one in fields(self)[1:]:
-            value = getattr(self, one.name)
-            if value != one.default:
-                words.append("--" + one.name.replace("_", "-"))
-                if not isinstance(value, bool):
-                    words.append(",".join(value) if isinstance(value, tuple) else str(value))
-        return shlex.join(words)

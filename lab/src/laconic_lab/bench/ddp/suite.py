@@ -41,7 +41,7 @@ def _measure(rate: str, settings: DDPSettings, tell: Tell) -> list[Record]:
     with connected(None if rate == "unshaped" else rate, settings.ranks, paced=settings.paced) as links:
         tell("measuring the link")
         before = links.measure()
-        found, hung = _all_ways(rate, links, settings, tell)
+        results, hung = _all_ways(rate, links, settings, tell)
         after = links.measure()
     common = {
         "rate": rate, "ranks": settings.ranks, "model": settings.model, "made_of": links.made_of,
@@ -49,20 +49,20 @@ def _measure(rate: str, settings: DDPSettings, tell: Tell) -> list[Record]:
         "links_after": [link.values() for link in after], "command": settings.command(),
     }  # fmt: skip
     if settings.train:
-        return _trained(found, common, settings)
-    base = next(one for one in found if one["way"] == "ddp")
+        return _trained(results, common, settings)
+    base = next(one for one in results if one["way"] == "ddp")
     records = [
-        Record("bench.ddp", common | (one if "failed" in one else _values(one, base)), settings.seed) for one in found
+        Record("bench.ddp", common | (one if "failed" in one else _values(one, base)), settings.seed) for one in results
     ]
     return records + [Record("bench.ddp", common | {"way": name, "failed": HUNG}, settings.seed) for name in hung]
 
 
 def _all_ways(rate: str, links: Links, settings: DDPSettings, tell: Tell) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the results of each exchange and those that hung."""
-    left, found, hung = list(settings.ways), [], []
+    left, measured, hung = list(settings.ways), [], []
     while left:
         results, stuck = _ranks(links, left, settings, tell)
-        found += results
+        measured += results
         if stuck is None:
             break
         if settings.train:
@@ -71,7 +71,7 @@ def _all_ways(rate: str, links: Links, settings: DDPSettings, tell: Tell) -> tup
             raise LaconicError(f"plain DDP did not finish a step in {settings.limit_s:g} s at {rate}")
         hung.append(stuck)
         left.remove(stuck)
-    return found, hung
+    return measured, hung
 
 
 def _trained(results: list[dict[str, Any]], common: dict[str, Any], settings: DDPSettings) -> list[Record]:
@@ -80,7 +80,7 @@ def _trained(results: list[dict[str, Any]], common: dict[str, Any], settings: DD
     records = []
     for one in results:
         _, seconds, accuracy = one["curve"][-1]
-        reached = [at for _, at, found in one["curve"] if found >= plain - SAME_POINTS]
+        reached = [at for _, at, reached_accuracy in one["curve"] if reached_accuracy >= plain - SAME_POINTS]
         values = {
             "way": one["way"], "accuracy": accuracy, "plain_accuracy": plain, "train_s": seconds, "failed": None,
             "reached_s": reached[0] if reached else None, "curve": one["curve"], "iterations": one["iterations"],

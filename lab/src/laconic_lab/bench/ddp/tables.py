@@ -23,14 +23,14 @@ NONE_COSTS = 1.05
 
 def ddp_tables(records: Sequence[Record]) -> list[ClusterTable]:
     """Return one table per rate, and one per set of training runs."""
-    found = []
+    shown = []
     trained = [record for record in records if record.kind == "bench.ddp.train"]
     for key in dict.fromkeys((record.values["rate"], record.values["ranks"]) for record in trained):
-        found.append(_trained(key, [one for one in trained if (one.values["rate"], one.values["ranks"]) == key]))
+        shown.append(_trained(key, [one for one in trained if (one.values["rate"], one.values["ranks"]) == key]))
     records = [record for record in records if record.kind == "bench.ddp"]
     for rate in dict.fromkeys(record.values["rate"] for record in records):
-        found.append(_table(rate, [record for record in records if record.values["rate"] == rate]))
-    return found
+        shown.append(_table(rate, [record for record in records if record.values["rate"] == rate]))
+    return shown
 
 
 class _Trained(NamedTuple):
@@ -55,13 +55,13 @@ class _Trained(NamedTuple):
 
 def _trained(key: tuple[str, int], records: Sequence[Record]) -> ClusterTable:
     ways = dict.fromkeys(record.values["way"] for record in records)
-    found = {way: _Trained.of([one.values for one in records if one.values["way"] == way]) for way in ways}
+    runs = {way: _Trained.of([one.values for one in records if one.values["way"] == way]) for way in ways}
     rows = tuple(
         (
             way, f"{run.accuracy:.2f}", f"{run.points:+.2f}", f"{run.train_s:.1f}",
             "" if run.reached_s == inf else f"{run.reached_s:.1f}", "" if run.sent is None else f"{run.sent / 1e3:.3g}",
         )
-        for way, run in found.items()
+        for way, run in runs.items()
     )  # fmt: skip
     seeds = sorted({record.seed for record in records})
     v = records[0].values
@@ -74,12 +74,12 @@ def _trained(key: tuple[str, int], records: Sequence[Record]) -> ClusterTable:
         f"of plain DDP's last. By `{v['command']}`{_further(seeds[1:])}."
     )
     goals = []
-    for way, run in found.items():
+    for way, run in runs.items():
         if way.startswith("laconic ef|"):
             text = f"`{way}` ends {run.points:+.2f} points from plain DDP, at most 0.3 below"
             goals.append(_verdict(run.points >= -0.3, text))
-    ours = {way: run.reached_s for way, run in found.items() if way.startswith(("laconic", "local"))}
-    stock = {way: run.reached_s for way, run in found.items() if way not in ours and run.reached_s < inf}
+    ours = {way: run.reached_s for way, run in runs.items() if way.startswith(("laconic", "local"))}
+    stock = {way: run.reached_s for way, run in runs.items() if way not in ours and run.reached_s < inf}
     if len(stock) > 1 and min(ours.values(), default=inf) < inf:
         best, mine = min(stock, key=stock.__getitem__), min(ours, key=ours.__getitem__)
         gain = stock[best] / ours[mine]
@@ -124,19 +124,23 @@ def _verdicts(rate: str, records: Sequence[Record]) -> list[tuple[bool, str]]:
     by_way = {record.values["way"]: record.values for record in records if not record.values["failed"]}
     if records[0].values["model"] != JUDGED:
         return []
-    found = []
+    verdicts = []
     if rate == "100mbit":
         for way, goal in EXCHANGE.items():
             if way in by_way:
                 gain = by_way[way]["exchange_speed_up"]
-                found.append(_verdict(gain >= goal, f"`{way}` exchanges {gain:.1f} times as fast, at least {goal:g}"))
+                verdicts.append(
+                    _verdict(gain >= goal, f"`{way}` exchanges {gain:.1f} times as fast, at least {goal:g}")
+                )
     if rate == "1gbit" and (best := _best(by_way, "laconic ")):
         gain = by_way[best]["exchange_speed_up"]
-        found.append(_verdict(gain >= AT_GIGABIT, f"`{best}` exchanges {gain:.1f} times as fast, at least 3"))
+        verdicts.append(_verdict(gain >= AT_GIGABIT, f"`{best}` exchanges {gain:.1f} times as fast, at least 3"))
     if rate == "unshaped" and "laconic none" in by_way:
         cost = by_way["laconic none"]["step_s"] / by_way["ddp"]["step_s"]
-        found.append(_verdict(cost < NONE_COSTS, f"`none` takes {cost:.3f} of a plain step, less than {NONE_COSTS:g}"))
-    return found
+        verdicts.append(
+            _verdict(cost < NONE_COSTS, f"`none` takes {cost:.3f} of a plain step, less than {NONE_COSTS:g}")
+        )
+    return verdicts
 
 
 def _links(v: Mapping[str, Any]) -> str:

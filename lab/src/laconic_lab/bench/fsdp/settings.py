@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from laconic.codecs import parse
 from laconic.errors import ConfigError
-from laconic_lab.bench.gpt.settings import UNSHAPED, check_numbers, link_parts
+from laconic_lab.bench.gpt.settings import UNSHAPED, TrainingSettings, link_parts
 
 __all__ = ["PLAIN", "FSDPSettings", "Way", "way_of"]
 
@@ -64,7 +63,7 @@ def way_of(name: str) -> Way:
 
 
 @dataclass(frozen=True)
-class FSDPSettings:
+class FSDPSettings(TrainingSettings):
     """Settings of the FSDP benchmark.
 
     Args:
@@ -72,36 +71,25 @@ class FSDPSettings:
         nodes: Replicas, each on a host of its own.
         shards: Ranks of a node, single-threaded processes, over which the model is sharded.
         links: Rates between nodes, with or without a delay (``100mbit+5ms``), or ``unshaped``.
-        timed_steps: Steps over a link of a way that exchanges in every step; local SGD is timed over two exchanges.
         loss_steps: Steps of the trainings whose losses are compared; 0: none.
-        lr, muon_lr: Largest learning rates.
-        width, layers, heads, context: Of the GPT.
-        batch: Windows of ``context`` bytes per rank and step.
-        eval_every: Steps between evaluations.
-        eval_windows: Held-out windows of an evaluation.
-        limit_s: A way that takes longer counts as hung.
 
     >>> FSDPSettings(links=("100mbit",)).command()
     'laconic bench fsdp --links 100mbit'
     """
 
+    NAME = "fsdp"
+
     ways: tuple[str, ...] = WAYS
     nodes: int = 2
     shards: int = 2
     links: tuple[str, ...] = (UNSHAPED, "100mbit")
-    timed_steps: int = 4
     loss_steps: int = 200
-    lr: float = 1e-3
-    muon_lr: float = 0.02
     width: int = 256
     layers: int = 6
     heads: int = 8
     context: int = 32
     batch: int = 1
     eval_every: int = 20
-    eval_windows: int = 128
-    limit_s: float = 3600.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if PLAIN not in self.ways:
@@ -110,11 +98,8 @@ class FSDPSettings:
             way_of(name)
         for link in self.links:
             link_parts(link)
-        lowest = {
-            "nodes": 2, "shards": 1, "timed_steps": 1, "loss_steps": 0, "batch": 1, "context": 2, "eval_every": 1,
-            "eval_windows": 1,
-        }  # fmt: skip
-        check_numbers(self, lowest)
+        self.require_at_least({"nodes": 2, "shards": 1, "timed_steps": 1, "loss_steps": 0})
+        super().__post_init__()
 
     def quick(self) -> FSDPSettings:
         """Return settings for a quick look: a tiny model, no link and few steps."""
@@ -131,15 +116,3 @@ class FSDPSettings:
     def timed(self, way: Way) -> int:
         """Return how many steps of a way are timed after the first one."""
         return 2 * way.every if way.every else self.timed_steps
-
-    def command(self) -> str:
-        """Return the command line of this run."""
-        words = ["laconic", "bench", "fsdp"]
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if value != one.default:
-                words += [
-                    "--" + one.name.replace("_", "-"),
-                    ",".join(value) if isinstance(value, tuple) else str(value),
-                ]
-        return shlex.join(words)

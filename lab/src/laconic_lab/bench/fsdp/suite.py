@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import queue
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from laconic.errors import ConfigError, LaconicError
 from laconic.records import Record
 from laconic.units import parse_time
-from laconic_lab.bench.ddp.links import NAMESPACES, PORT, Links, connected
+from laconic_lab.bench.ddp.links import Links, Namespaces, connected
 from laconic_lab.bench.ddp.suite import rank_process
 from laconic_lab.bench.fsdp.settings import PLAIN, FSDPSettings, way_of
 from laconic_lab.bench.gpt.settings import link_parts
-from laconic_lab.network import Host, Lab, Link, unique_name
+from laconic_lab.network import Host, Lab, unique_name
 
 __all__ = ["run_fsdp"]
 
@@ -27,25 +25,6 @@ Tell = Callable[[str], None]
 START_S, END_S = 180.0, 20.0
 AS_GOOD = 0.002
 """Relative difference to HSDP's last loss that counts as equal."""
-
-
-@dataclass
-class _Nodes:
-    """Hosts of a lab, each with several ranks: only what leaves a host passes its link."""
-
-    lab: Lab
-    shards: int
-    made_of: str = NAMESPACES
-    interface: str = "eth0"
-
-    def store(self) -> tuple[str, int]:
-        return self.lab.address(1), PORT
-
-    def popen(self, rank: int, argv: list[str], **options: Any) -> subprocess.Popen[Any]:
-        return self.lab.popen(rank // self.shards + 1, argv, **options)
-
-    def measure(self) -> list[Link]:
-        return [self.lab.measure(1, 2), self.lab.measure(2, 1)]
 
 
 @contextmanager
@@ -63,7 +42,7 @@ def _nodes(link: str, settings: FSDPSettings) -> Iterator[Links]:
         )
     half = f"{parse_time(delay) / 2:g}s"
     with Lab(unique_name("fsdp"), [Host(rate=rate, delay=half)] * settings.nodes) as lab:
-        yield _Nodes(lab, settings.shards)
+        yield Namespaces(lab, settings.shards)
 
 
 def run_fsdp(settings: FSDPSettings, tell: Tell = lambda what: None) -> list[Record]:
@@ -86,10 +65,10 @@ def _times(link: str, settings: FSDPSettings, tell: Tell) -> list[dict[str, Any]
         after = links.measure() if shaped else []
     plain = next(result for task, result in results if task["way"] == PLAIN)
     plain_s = sum(plain["seconds"]) / len(plain["seconds"])
-    found = []
+    records = []
     for task, result in results:
         step_s = sum(result["seconds"]) / len(result["seconds"])
-        found.append({
+        records.append({
             "link": link, "way": task["way"], "title": way_of(task["way"]).title, "nodes": settings.nodes,
             "shards": settings.shards, "made_of": links.made_of, "links": [one.values() for one in before],
             "links_after": [one.values() for one in after], "valid": all(one.valid for one in before + after),
@@ -97,7 +76,7 @@ def _times(link: str, settings: FSDPSettings, tell: Tell) -> list[dict[str, Any]
             "step_s": step_s, "step_speed_up": plain_s / step_s, "node_nbytes_per_step": result["node_nbytes"],
             "counted_nbytes_per_step": result["counted_nbytes"],
         })  # fmt: skip
-    return found
+    return records
 
 
 def _losses(settings: FSDPSettings, tell: Tell) -> list[dict[str, Any]]:
@@ -105,7 +84,7 @@ def _losses(settings: FSDPSettings, tell: Tell) -> list[dict[str, Any]]:
     with connected(None, settings.nodes * settings.shards, paced=True) as links:
         results = list(_results(links, settings, tasks, lambda what: tell(f"loss: {what}")))
     plain = next(result for task, result in results if task["way"] == PLAIN)
-    goal, found = plain["curve"][-1][1] * (1 + AS_GOOD), []
+    goal, records = plain["curve"][-1][1] * (1 + AS_GOOD), []
     # torch does not count its bytes: its all-reduces between nodes are those of float32 gradients.
     dense = 4 * plain["numel"] * 2 * (settings.nodes - 1) / settings.nodes * settings.loss_steps
     for task, result in results:
@@ -113,14 +92,14 @@ def _losses(settings: FSDPSettings, tell: Tell) -> list[dict[str, Any]]:
         reached = next((step for step, loss in result["curve"] if loss <= goal), None)
         nbytes = dense if counted is None else counted
         share = 1.0 if reached is None else reached / settings.loss_steps
-        found.append({
+        records.append({
             "way": task["way"], "title": way_of(task["way"]).title, "nodes": settings.nodes, "shards": settings.shards,
             "numel": result["numel"], "steps": settings.loss_steps, "curve": result["curve"],
             "loss": result["curve"][-1][1], "goal_loss": goal, "reached_step": reached,
             "node_nbytes": nbytes, "nbytes_counted": counted is not None, "node_nbytes_until_goal": nbytes * share,
-            "fewer_bytes": None if reached is None else dense / (nbytes * share), "text_sha256": result["text_sha256"],
+            "fewer_bytes": dense / (nbytes * share) if reached else None, "text_sha256": result["text_sha256"],
         })  # fmt: skip
-    return found
+    return records
 
 
 def _results(

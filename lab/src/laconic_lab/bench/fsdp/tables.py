@@ -22,9 +22,9 @@ def fsdp_tables(records: Sequence[Record]) -> list[ClusterTable]:
     """Return a table of steps for each link, and one of losses."""
     timed = [record for record in records if record.kind == "bench.fsdp"]
     links = dict.fromkeys(record.values["link"] for record in timed)
-    found = [_steps([one for one in timed if one.values["link"] == link]) for link in links]
+    shown = [_steps([one for one in timed if one.values["link"] == link]) for link in links]
     losses = [record for record in records if record.kind == "bench.fsdp.loss"]
-    return [*found, _losses(losses)] if losses else found
+    return [*shown, _losses(losses)] if losses else shown
 
 
 def _steps(records: Sequence[Record]) -> ClusterTable:
@@ -47,16 +47,16 @@ def _steps(records: Sequence[Record]) -> ClusterTable:
 
 
 def _step_verdicts(values: Sequence[Mapping[str, Any]]) -> list[tuple[bool, str]]:
-    found = []
+    verdicts = []
     for v in values:
         if v["link"] == JUDGED_LINK and v["way"] == JUDGED_WAY:
             text = f"a step of {v['title']} is {v['step_speed_up']:.1f} times as fast as HSDP's, at least {SPEED_UP:g}"
-            found.append(_verdict(v["step_speed_up"] >= SPEED_UP, text))
+            verdicts.append(_verdict(v["step_speed_up"] >= SPEED_UP, text))
         if v["node_nbytes_per_step"] and v["counted_nbytes_per_step"]:
             error = abs(v["counted_nbytes_per_step"] / v["node_nbytes_per_step"] - 1)
             text = f"{v['title']}: counted bytes within {100 * error:.1f} % of the interface's, at most 3 %"
-            found.append(_verdict(error <= COUNTED, text))
-    return found
+            verdicts.append(_verdict(error <= COUNTED, text))
+    return verdicts
 
 
 def _losses(records: Sequence[Record]) -> ClusterTable:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from laconic.errors import ConfigError
 from laconic.train.models import GPT, GPTConfig, seeded
 from laconic.units import parse_rate, parse_time, show_rate, show_time
 from laconic_lab.bench.gpt.methods import DEFAULT, METHODS, steps_of
+from laconic_lab.bench.settings import BenchSettings
 
-__all__ = ["UNSHAPED", "GPTSettings", "build_gpt", "link_parts", "show_link"]
+__all__ = ["UNSHAPED", "GPTSettings", "TrainingSettings", "build_gpt", "link_parts", "show_link"]
 
 UNSHAPED = "unshaped"
 PLAIN = "ddp"
@@ -20,35 +20,20 @@ CONFIRMED = (PLAIN, "laconic-sign", "laconic-adamw", "laconic-adamw-8")
 
 
 @dataclass(frozen=True)
-class GPTSettings:
-    """Settings of the GPT benchmark.
+class TrainingSettings(BenchSettings):
+    """Settings of a small GPT and its training, on windows of ``context`` bytes.
 
     Args:
-        ranks: Numbers of single-threaded processes.
-        links: Rates with delays, such as ``100mbit+50ms``, or ``unshaped``.
-        methods: Names of ``METHODS``; ``ddp``, whose last loss is the goal, is always included.
-        steps: Steps of each training whose steps all exchange gradients.
-        stretch: Methods with local steps, which cost less, train so many times as long, with a schedule to match.
-        timed_steps: Steps over a link of a method that exchanges in every step; local SGD is timed over several
-            exchanges. Over the first link, with the first number of ranks, all steps of ``CONFIRMED`` are timed.
-        lr: AdamW's largest learning rate, in all methods.
-        muon_lr: Muon's.
+        timed_steps: Steps over a link of a method that exchanges in every step; those with local steps are timed over
+            some exchanges.
+        lr, muon_lr: Largest learning rates of AdamW and Muon.
         width, layers, heads, context: Of the GPT.
-        batch: Windows of ``context`` bytes per rank and step.
+        batch: Windows per rank and step.
         eval_every: Steps between evaluations, which are not timed.
         eval_windows: Held-out windows of an evaluation.
         limit_s: A method that takes longer counts as hung.
-        paced: Use paced sockets even where root can create network namespaces.
-
-    >>> GPTSettings(ranks=(2,), links=("100mbit+50ms",)).command()
-    'laconic bench gpt --ranks 2 --links 100mbit+50ms'
     """
 
-    ranks: tuple[int, ...] = (2, 4)
-    links: tuple[str, ...] = ("100mbit+50ms", "20mbit+100ms")
-    methods: tuple[str, ...] = DEFAULT
-    steps: int = 160
-    stretch: float = 2.0
     timed_steps: int = 4
     lr: float = 1e-3
     muon_lr: float = 0.02
@@ -60,8 +45,41 @@ class GPTSettings:
     eval_every: int = 16
     eval_windows: int = 128
     limit_s: float = 3600.0
-    paced: bool = False
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.require_at_least({"batch": 1, "context": 2, "eval_every": 1, "eval_windows": 1})
+        self.require_positive(("lr", "muon_lr", "limit_s"))
+        if self.width % self.heads:
+            raise ConfigError(f"--width must be a multiple of {self.heads} heads, got {self.width}")
+
+
+@dataclass(frozen=True)
+class GPTSettings(TrainingSettings):
+    """Settings of the GPT benchmark.
+
+    Args:
+        ranks: Numbers of single-threaded processes.
+        links: Rates with delays, such as ``100mbit+50ms``, or ``unshaped``.
+        methods: Names of ``METHODS``; ``ddp``, whose last loss is the goal, is always included.
+        steps: Steps of each training whose steps all exchange gradients.
+        stretch: Methods with local steps, which cost less, train so many times as long, with a schedule to match.
+        timed_steps: As described; but over the first link, with the first number of ranks, all steps of ``CONFIRMED``
+            are timed.
+        paced: Use paced sockets even where root can create network namespaces.
+
+    >>> GPTSettings(ranks=(2,), links=("100mbit+50ms",)).command()
+    'laconic bench gpt --ranks 2 --links 100mbit+50ms'
+    """
+
+    NAME = "gpt"
+
+    ranks: tuple[int, ...] = (2, 4)
+    links: tuple[str, ...] = ("100mbit+50ms", "20mbit+100ms")
+    methods: tuple[str, ...] = DEFAULT
+    steps: int = 160
+    stretch: float = 2.0
+    paced: bool = False
 
     def __post_init__(self) -> None:
         if PLAIN not in self.methods:
@@ -74,10 +92,8 @@ class GPTSettings:
         for count in self.ranks:
             if count < 2:
                 raise ConfigError(f"--ranks must be at least 2, got {count}")
-        lowest = {"steps": 4, "timed_steps": 1, "batch": 1, "context": 2, "eval_every": 1, "eval_windows": 1}
-        if not self.stretch >= 1:
-            raise ConfigError(f"--stretch must be at least 1, got {self.stretch:g}")
-        check_numbers(self, lowest)
+        self.require_at_least({"steps": 4, "stretch": 1, "timed_steps": 1})
+        super().__post_init__()
 
     def quick(self) -> GPTSettings:
         """Return settings for a quick look: a tiny model, two ranks and few steps."""
@@ -100,17 +116,6 @@ class GPTSettings:
         """Return the settings on which the loss by step depends, besides ranks and method."""
         left_out = {"ranks", "links", "methods", "timed_steps", "limit_s", "paced", "seed"}
         return {name: value for name, value in asdict(self).items() if name not in left_out}
-
-    def command(self) -> str:
-        """Return the command line of this run."""
-        words = ["laconic", "bench", "gpt"]
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if value != one.default:
-                words.append("--" + one.name.replace("_", "-"))
-                if not isinstance(value, bool):
-                    words.append(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
-        return shlex.join(words)
 
 
 def link_parts(link: str) -> tuple[str | None, str]:
@@ -140,15 +145,3 @@ def build_gpt(options: dict[str, Any]) -> GPT:
     names = ("context", "width", "layers", "heads")
     with seeded(int(options["seed"])):
         return GPT(GPTConfig(**{name: int(options[name]) for name in names}))
-
-
-def check_numbers(settings: Any, lowest: dict[str, int]) -> None:
-    """Raise unless the fields of a benchmark's settings are possible: numbers, learning rates and width."""
-    for name, low in lowest.items():
-        if getattr(settings, name) < low:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(settings, name)}")
-    for name in ("lr", "muon_lr", "limit_s"):
-        if not getattr(settings, name) > 0:
-            raise ConfigError(f"--{name.replace('_', '-')} must be > 0, got {getattr(settings, name):g}")
-    if settings.width % settings.heads:
-        raise ConfigError(f"--width must be a multiple of {settings.heads} heads, got {settings.width}")

@@ -75,7 +75,7 @@ def run_gpt(
     """Measure all methods over all links; return the finished Records and the new ones.
 
     Args:
-        progress: Is told what is done now, and how many of how many measurements are finished.
+        progress: Called with the current step, the number of finished measurements and of all.
         finished: Records of an earlier run with the same settings, which is continued.
         save: Is given all Records after each measurement.
     """
@@ -122,8 +122,8 @@ def _times(run: _Run, ranks: int, link: str) -> None:
         loss = run.find("bench.gpt.loss", ranks=ranks, method=method)
         assert loss is not None
         wanted = settings.timed(method, everything=everything)
-        found = run.find("bench.gpt", ranks=ranks, link=link, method=method)
-        if found is not None and (found.values["failed"] or found.values["steps_timed"] >= wanted):
+        record = run.find("bench.gpt", ranks=ranks, link=link, method=method)
+        if record is not None and (record.values["failed"] or record.values["steps_timed"] >= wanted):
             run.done += 1
         elif loss.values["failed"]:
             run.add("bench.gpt", ranks=ranks, link=link, method=method, failed=loss.values["failed"])
@@ -163,22 +163,22 @@ def _values(run: _Run, ranks: int, task: dict[str, Any], result: dict[str, Any])
     losses = loss.values["curve"]
     result = result | {"composed_from": settings.timed(name, everything=False)}
     steps = steps_of(name, settings.steps, settings.stretch)
-    found = composed(name, result, steps)
-    clock, whole = found.pop("clock"), found["real_s"] is not None
+    values = composed(name, result, steps)
+    clock, whole = values.pop("clock"), values["real_s"] is not None
     if whole and not abs(result["loss"] - losses[-1][1]) <= SAME_LOSS * losses[-1][1]:
         raise LaconicError(
             f"{METHODS[name].title} ends at a loss of {result['loss']:.5f} over the link and of {losses[-1][1]:.5f} "
             "without it, but the loss by step must not depend on the link"
         )
-    points = curve(losses, clock, found["train_s"])
+    points = curve(losses, clock, values["train_s"])
     goal = plain.values["curve"][-1][1] * (1 + AS_GOOD)
     when = reached(points, goal)
-    first = f"the first {found['steps_timed']} steps were timed over the link; the rest repeat their mean period"
+    first = f"the first {values['steps_timed']} steps were timed over the link; the rest repeat their mean period"
     return {
         "failed": None, "title": METHODS[name].title, "ours": METHODS[name].ours, "steps": steps,
         "numel": result["numel"], "curve": points, "loss": losses[-1][1], "goal_loss": goal,
         "reached_s": None if when is None else when[0], "reached_step": None if when is None else when[1],
-        "compute_s": result["compute_s"], "finish_s": result["finish_s"], **found,
+        "compute_s": result["compute_s"], "finish_s": result["finish_s"], **values,
         "how": "loss by step without a link, which does not change it; "
         + ("all steps were timed over the link" if whole else first),
     }  # fmt: skip

@@ -25,12 +25,12 @@ COLUMNS = (
 
 def gpt_tables(records: Sequence[Record]) -> list[ClusterTable]:
     """Return one table per number of ranks and link."""
-    found = []
+    shown = []
     measured = [record for record in records if record.kind == "bench.gpt"]
     for key in dict.fromkeys((record.values["ranks"], record.values["link"]) for record in measured):
         chosen = {one.values["method"]: one for one in measured if (one.values["ranks"], one.values["link"]) == key}
-        found.append(_table(*key, list(chosen.values())))  # the last Record of each method
-    return found
+        shown.append(_table(*key, list(chosen.values())))  # the last Record of each method
+    return shown
 
 
 def _table(ranks: int, link: str, records: Sequence[Record]) -> ClusterTable:
@@ -80,11 +80,11 @@ def _notes(records: Sequence[Record]) -> str:
 
 
 def _measured(v: Mapping[str, Any]) -> str:
-    found = [
+    measured = [
         f"{link['goodput'] / 1e6:.4g} Mbit/s, round trip {show_time(link['round_trip'])}" for link in v["links"][:1]
     ]
     kind = f"{SOCKETS}; " if v["made_of"] == SOCKETS else ""
-    return f" ({kind}measured: {found[0]})" if found else ""
+    return f" ({kind}measured: {measured[0]})" if measured else ""
 
 
 def _deviation(v: Mapping[str, Any]) -> str:
@@ -93,7 +93,7 @@ def _deviation(v: Mapping[str, Any]) -> str:
 
 
 def _verdicts(link: str, by_method: Mapping[str, Mapping[str, Any]]) -> list[tuple[bool, str]]:
-    found = []
+    verdicts = []
     ours = {name: v for name, v in by_method.items() if v["ours"]}
     any_one = next(iter(by_method.values()), None)
     if any_one is None or any_one["training"] != GPTSettings().training():
@@ -107,16 +107,16 @@ def _verdicts(link: str, by_method: Mapping[str, Mapping[str, Any]]) -> list[tup
         mine = min(fast, key=fast.__getitem__, default=None)
         gain = 0.0 if mine is None else stock[best] / fast[mine]
         text = f"ours reaches plain DDP's loss {gain:.1f} times as fast as {METHODS[best].title}, at least {SPEED_UP:g}"
-        found.append(_verdict(gain >= SPEED_UP, text))
+        verdicts.append(_verdict(gain >= SPEED_UP, text))
     for v in ours.values():
         text = f"{v['title']} waits {100 * v['waiting_share']:.1f} % of the time, under {100 * WAITING:g} %"
-        found.append(_verdict(v["waiting_share"] < WAITING, text))
+        verdicts.append(_verdict(v["waiting_share"] < WAITING, text))
     for v in by_method.values():
         if v["real_s"] is not None and v["steps_timed"] > v["composed_from"]:
             error = abs(v["composed_s"] / v["real_s"] - 1)
             text = f"{v['title']}: the composed time is within {100 * error:.1f} % of the real one, at most 10 %"
-            found.append(_verdict(error <= CONFIRMED, text))
-    return found
+            verdicts.append(_verdict(error <= CONFIRMED, text))
+    return verdicts
 
 
 def _verdict(met: bool, text: str) -> tuple[bool, str]:

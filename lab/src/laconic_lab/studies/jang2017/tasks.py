@@ -80,7 +80,7 @@ def pair() -> Built:
 
 
 def many() -> Built:
-    """The same with 34 slots, as many as VGG-11 has weights and biases."""
+    """A task of 34 such slots, as many as VGG-11 has weights and biases."""
     layers: list[nn.Module] = [nn.Flatten()]
     for _ in range(16):
         layers += [nn.Linear(64, 64), nn.Tanh()]

@@ -37,7 +37,7 @@ def _counts(records: Sequence[Record]) -> dict[str, Any]:
 
 
 STUDY = Study(
-    "oland2015", "Øland and Raj 2015: as many bits as the entropy asks for",
+    "oland2015", "Øland and Raj 2015: the number of bits follows from the entropy",
     EXPERIMENTS, CLAIMS, Results, run, make_tables, make_plots, FIGURES,
     flags=("runs", "epochs", "workers", "seed", "data", *HYPER),
     options=_options,

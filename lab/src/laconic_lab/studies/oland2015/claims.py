@@ -110,7 +110,7 @@ def _correlation(results: Results) -> Evidence | None:
 
 
 def _uncentred_correlation(results: Results) -> Evidence | None:
-    """The same from means over runs, without subtracting the mean."""
+    """Correlation of means over runs, without subtracting the mean."""
     setting = results.find("entropy", BASELINE.spec)
     if setting is None:
         return None
