@@ -36,15 +36,15 @@ class Exact:
     def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         self.begin(tensors)()
 
-    def begin(self, tensors: Sequence[tuple[str, Tensor]]) -> Callable[[], None]:
-        """Start the all-reduces; the returned function waits for them. One round at a time."""
+    def begin(self, tensors: Sequence[tuple[str, Tensor]], turn: int = 0) -> Callable[[], None]:
+        """Start the all-reduces; the returned function waits for them. One round at a time for each turn."""
         self.stats.rounds += 1
         pending = []
         for dtype in dict.fromkeys(x.dtype for _, x in tensors):
             same = [x for _, x in tensors if x.dtype == dtype]
             numel = sum(x.numel() for x in same)
             self.stats.values += numel
-            flat = self._buffers.get("flat", numel, dtype, same[0].device)
+            flat = self._buffers.get(turn, numel, dtype, same[0].device)
             torch.cat([x.reshape(-1) for x in same], out=flat)
             pending.append((same, flat, begin_mean(flat, self.group, self.stats)))
 
