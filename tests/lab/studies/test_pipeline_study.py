@@ -61,8 +61,26 @@ def test_differences_and_projections_train(corpus: Corpus) -> None:
     run = Training(setting, 0, corpus, CPU)
     run.run()
     assert len(run.boundaries[0].forward_sender.copies.by_sample) == 4  # type: ignore[union-attr]
-    narrow = Training(Setting(2, "thc:4", "thc:4", bottleneck=8, **{**SMALL, "windows": 32}), 0, corpus, CPU)
+    narrow = Training(Setting(2, "thc:4", "thc:4", bottleneck=4, **{**SMALL, "windows": 32}), 0, corpus, CPU)
     assert narrow.run()["ratio"] > 20
+
+
+def test_stage_that_reads_the_tokens_completes_what_a_bottleneck_leaves_out(corpus: Corpus) -> None:
+    with seeded(3):
+        gpt = GPT(GPTConfig(context=16, width=32, layers=2, heads=2))
+        for block in gpt.blocks:  # without blocks all activations are known from the tokens
+            torch.nn.init.zeros_(block.attention.out.weight), torch.nn.init.zeros_(block.down.weight)
+        narrow, completed = (stages_of(gpt, 2, 4, reads_tokens=reads) for reads in (False, True))
+    x = torch.randint(256, (3, 16))
+    assert torch.allclose(chain(completed, [], x), gpt(x), atol=1e-5)
+    assert not torch.allclose(chain(narrow, [], x), gpt(x), atol=1e-3)
+    setting = Setting(2, "thc:4", "thc:4", bottleneck=8, reads_tokens=True, **{**SMALL, "windows": 32})
+    run = Training(setting, 0, corpus, CPU)
+    before = [p.detach().clone() for p in run.stages[1].parameters()]
+    assert run.run()["ratio"] > 40 and setting.method == "thc:4, 4 of 32, tokens"
+    assert not any(torch.equal(p, q) for p, q in zip(run.stages[1].parameters(), before, strict=True))
+    with pytest.raises(ConfigError, match="give a bottleneck"):
+        replace(setting, bottleneck=0)
 
 
 def test_finished_runs_are_not_repeated_and_fill_the_tables(
