@@ -72,7 +72,8 @@ class FSDPSettings:
         nodes: Replicas, each on a host of its own.
         shards: Ranks of a node, single-threaded processes, over which the model is sharded.
         links: Rates between nodes, with or without a delay (``100mbit+5ms``), or ``unshaped``.
-        timed_steps: Steps over a link of a way that exchanges in every step; local SGD is timed over two exchanges.
+        timed_steps: Steps over a link of a way that exchanges in every step; local SGD is timed over two exchanges. 0:
+            nothing is timed.
         loss_steps: Steps of the trainings whose losses are compared; 0: none.
         lr, muon_lr: Largest learning rates.
         width, layers, heads, context: Of the GPT.
@@ -111,7 +112,7 @@ class FSDPSettings:
         for link in self.links:
             link_parts(link)
         lowest = {
-            "nodes": 2, "shards": 1, "timed_steps": 1, "loss_steps": 0, "batch": 1, "context": 2, "eval_every": 1,
+            "nodes": 2, "shards": 1, "timed_steps": 0, "loss_steps": 0, "batch": 1, "context": 2, "eval_every": 1,
             "eval_windows": 1,
         }  # fmt: skip
         check_numbers(self, lowest)
