@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from functools import cache
 
 import pytest
@@ -125,6 +126,14 @@ def compressed(rank, mesh):
         plain = 4 * sum(x.numel() for x in local(model).values()) * 2
         results[f"compressed {spec} bytes"] = stats["wire_bytes"] < (0.7 if spec == "qsgd:8" else 0.5) * plain
         results[f"compressed {spec} errors"] = set(stats["errors"]) <= set(local(model)) and stats["errors"] != {}
+    ends = []
+    for delays in (False, True):  # ranks that are late begin fewer exchanges ahead, with the same bits
+        model, attachment = attached(mesh, "ef|qsgd:4")
+        for block in model.blocks if delays else ():
+            block.register_full_backward_hook(lambda *_: time.sleep(0.02 * (rank % 3)))
+        train(model, 3, rank=rank)
+        ends.append(whole(model))
+    results["compressed late ranks"] = same(*ends)
     attachment.set("qsgd:8")
     train(model, 1, rank=rank)
     results["compressed set"] = attachment.spec == "qsgd:8" and attachment.stats()["residual_resets"] == 1
