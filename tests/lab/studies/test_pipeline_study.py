@@ -126,22 +126,28 @@ def test_settings_of_experiments_are_distinct() -> None:
 def real(rank: int, world: int) -> dict[str, Any]:
     """A GPT on two ranks has the gradients of the boundaries in one process, bit for bit."""
     model.SIZES["tiny"] = TINY
-    tokens = torch.randint(256, (8, 17), generator=torch.Generator().manual_seed(1))
-    ours = build_stages("tiny", world, 0)[rank]
-    stage = PipelineStage(ours, rank, world, CPU)
-    compress(stage, "thc:3", "qsgd:4")
-    schedule = Schedule1F1B(stage, 4, loss_fn=loss)
-    stages, boundary = build_stages("tiny", world, 0), Boundary(0, "thc:3", "qsgd:4", False)
-    for _ in range(2):
-        ours.zero_grad()
-        schedule.step(*([tokens[:, :-1]] if rank == 0 else []), target=tokens[:, 1:] if rank else None)
-        for part in stages:
-            part.zero_grad()
-        for number, batch in enumerate(tokens.tensor_split(4)):
-            received = boundary.cross(stages[0](batch[:, :-1]), number)
-            loss(stages[1](received), batch[:, 1:]).backward()
-    expected = [p.grad / 4 for p in stages[rank].parameters() if p.grad is not None]
-    return {"same": same([p.grad for p in ours.parameters()], expected)}
+    tokens, results = torch.randint(256, (8, 17), generator=torch.Generator().manual_seed(1)), {}
+    for width, reads in ((0, False), (8, True)):
+        ours = build_stages("tiny", world, 0, width, reads_tokens=reads)[rank]
+        stage = PipelineStage(ours, rank, world, CPU)
+        compress(stage, "thc:3", "qsgd:4")
+        schedule = Schedule1F1B(stage, 4, loss_fn=loss)
+        stages = build_stages("tiny", world, 0, width, reads_tokens=reads)
+        boundary = Boundary(0, "thc:3", "qsgd:4", False)
+        for _ in range(2):
+            ours.zero_grad()
+            if rank == 0:
+                schedule.step(tokens[:, :-1])
+            else:  # each rank reads the tokens itself
+                schedule.step(target=tokens[:, 1:], **({"tokens": tokens[:, :-1]} if reads else {}))
+            for part in stages:
+                part.zero_grad()
+            for number, batch in enumerate(tokens.tensor_split(4)):
+                received = boundary.cross(stages[0](batch[:, :-1]), number)
+                loss(stages[1](received, batch[:, :-1]), batch[:, 1:]).backward()
+        expected = [p.grad / 4 for p in stages[rank].parameters() if p.grad is not None]
+        results[f"same {width}"] = same([p.grad for p in ours.parameters()], expected)
+    return results
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:
