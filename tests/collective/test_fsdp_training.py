@@ -32,7 +32,7 @@ def held_out(model, rank):
     return mean(torch.stack(found).mean())
 
 
-def losses(rank, world, *, optimizer):
+def losses(rank, world, *, optimizer, steps):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     make, found = {"adamw": adamw, "muon": muon}[optimizer], {}
     # Muon computes with whole matrices, which is faster on a mesh of one dimension, where `none` has HSDP's bits.
@@ -42,14 +42,14 @@ def losses(rank, world, *, optimizer):
         if spec != "stock" or not native:
             name = "none" if spec == "stock" else spec
             laconic.attach(model, name, replicate=mesh["replicate"], policy=laconic.Policy(min_numel=512))
-        train(model, 160, rank=rank, optimizers=make(model), batch=4, decays=True)
+        train(model, steps, rank=rank, optimizers=make(model), batch=4, decays=True)
         found[spec] = held_out(model, rank)
     return found
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_loss_is_within_one_per_cent_of_that_of_hsdp(tmp_path, optimizer):
-    first, *_ = run_ranks(partial(losses, optimizer=optimizer), 4, tmp_path)
+@pytest.mark.parametrize("optimizer, steps", [("adamw", 160), ("muon", 260)])
+def test_loss_is_within_one_per_cent_of_that_of_hsdp(tmp_path, optimizer, steps):
+    first, *_ = run_ranks(partial(losses, optimizer=optimizer, steps=steps), 4, tmp_path)
     assert first["stock"] < 0.7  # it learns: the loss begins at 5.5
     for spec in ("qsgd:8", "ef|thc:4"):
         assert abs(first[spec] / first["stock"] - 1) < 0.01, first
