@@ -59,9 +59,10 @@ def loss_of(model, windows):
     return nn.functional.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
 
-def train(model, steps, *, rank, optimizers=None, accumulate=1, all_reduce_last=False, seed=0, batch=2):
-    """Train a sharded GPT; return the mean loss of the last steps."""
+def train(model, steps, *, rank, optimizers=None, accumulate=1, all_reduce_last=False, seed=0, batch=2, decays=False):
+    """Train a sharded GPT, with learning rates that fall to a twentieth or not; return the mean of the last losses."""
     optimizers = adamw(model) if optimizers is None else optimizers
+    schedules = [torch.optim.lr_scheduler.LinearLR(each, 1.0, 0.05, steps) for each in optimizers] if decays else []
     losses = []
     for step, windows in enumerate(text(rank, steps * accumulate, batch, seed)):
         last = (step + 1) % accumulate == 0
@@ -77,6 +78,8 @@ def train(model, steps, *, rank, optimizers=None, accumulate=1, all_reduce_last=
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
+            for schedule in schedules:
+                schedule.step()
     return torch.stack(losses[-10:]).mean()
 
 

@@ -37,13 +37,13 @@ BENCHMARKS = {
     ),
     "docs/ddp.md": ("ddp/links", "ddp/lenet5-4ranks", "ddp/lenet5-100mbit", "ddp/lenet5-100mbit-batch32"),
     "docs/engines.md": ("faults/torchft-kills", "faults/torchft-steps"),
-    "docs/fsdp.md": ("bench/fsdp",),
+    "docs/fsdp.md": ("bench/fsdp", "bench/fsdp-loss"),
     "docs/gpt-benchmarks.md": ("bench/gpt",),
     "docs/gpu.md": ("gpu/codecs", "gpu/step", "gpu/before"),
     "docs/layers.md": ("layers/cpu",),
 }
 """Pages and the Records that they show."""
-UNPUBLISHED = {"bench/gpt"}
+UNPUBLISHED = {"bench/fsdp-loss", "bench/gpt"}
 """Records that may be missing: their pages say so until they are measured."""
 BLOCKS = {"bench/codecs-server": "server", "ddp/lenet5-100mbit-batch32": "ddp-train-batch32"}
 """The name of a page's block where the Records do not give it."""

@@ -249,10 +249,43 @@ def composable_replicate(rank, world):
     }
 
 
+class FabricModule(nn.Module):
+    """Wraps a DDP module as Lightning Fabric's ``setup`` does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._forward_module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._forward_module(x)
+
+
+def fabric(rank, world):
+    module = FabricModule(DistributedDataParallel(network()))
+    attachment = laconic.attach(module, "qsgd:4")
+    for x, y in batches(rank, 2):
+        backward(module, x, y)
+    gradients = {name: p.grad for name, p in module.named_parameters()}
+    results = {"fabric same": attachment.serves(module) and not differing(gradients)}
+    results["fabric steps"] = attachment.stats()["steps"] == 2 and attachment.stats()["bytes_sent"] > 0
+    attachment.detach()
+    return results
+
+
+def wrong_on_one_rank(rank, world):
+    """A spec that is wrong on one rank raises there at once, and the other rank says for whom it waited."""
+    module = DistributedDataParallel(network(), process_group=dist.new_group(list(range(world))))
+    match = "waited for all ranks to call attach" if rank else "nonsense"
+    with pytest.raises(laconic.LaconicError, match=match):
+        laconic.attach(module, "qsgd:4" if rank else "nonsense:4", timeout_s=1.0)
+    dist.barrier()
+    return {"wrong spec": True}
+
+
 def traps(rank, world):
     parts = (
         unused_parameters, timeouts, copies, leaks, raised_errors, python_reducer, only_one_rank, uneven_inputs,
-        state_of_one_rank, composable_replicate,
+        state_of_one_rank, composable_replicate, fabric, wrong_on_one_rank,
     )  # fmt: skip
     return {name: result for part in parts for name, result in part(rank, world).items()}
 
@@ -264,7 +297,20 @@ def ranks(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "what",
-    ["unused", "timeout", "copies", "leaks", "raised", "python reducer", "one rank", "join", "state", "replicate"],
+    [
+        "unused",
+        "timeout",
+        "copies",
+        "leaks",
+        "raised",
+        "python reducer",
+        "one rank",
+        "join",
+        "state",
+        "replicate",
+        "fabric",
+        "wrong",
+    ],
 )
 def test_trap(what, ranks):
     assert not failures(ranks, what)

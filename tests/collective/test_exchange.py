@@ -124,8 +124,41 @@ def not_finite(rank, world):
     return results
 
 
+def overlapping(rank, world):
+    """Rank 0 begins two means before it ends the first, rank 1 takes them in turn: the bits of means in turn."""
+    results = {}
+    for spec in ("ef|qsgd:4", "ef|topk:0.05|qsgd:4"):
+        in_turn, overlapped = Exchange(spec), Exchange(spec)
+        for step in range(4):
+            tensors = [
+                [(f"{name}.weight", torch.randn(64, 80 + step, generator=torch.Generator().manual_seed(9 * step + i))),
+                 (f"{name}.bias", torch.full((40,), float(rank + step)))]
+                for i, name in enumerate("ab", start=100 * rank)
+            ]  # fmt: skip
+            expected = [[(name, x.clone()) for name, x in each] for each in tensors]
+            for each in expected:
+                in_turn.mean(each)
+            steps = (overlapped.mean_in_steps(overlapped.group_by_spec(each)) for each in tensors)
+            running = list(steps) if rank == 0 else steps
+            if rank == 0:
+                for each in running:
+                    next(each)  # what is sent first has left
+            for each in running:
+                for _ in each:
+                    pass
+            found, wanted = ([x for each in given for _, x in each] for given in (tensors, expected))
+            results[f"overlapping {spec} {step}"] = same(found, wanted)
+        ours, theirs = overlapped.state_dict(), in_turn.state_dict()
+        results[f"overlapping {spec} residuals"] = ours.keys() == theirs.keys() and same(
+            list(ours.values()), list(theirs.values())
+        )
+    results["overlapping allowed"] = overlapped.overlaps and not Exchange("ef|thc:4").overlaps
+    results["overlapping refused"] = not Exchange("qsgd:4", policy={"a": "topk:0.1"}).overlaps
+    return results
+
+
 def exchanges(rank, world):
-    parts = unbiased, conserved, decayed, grouped_messages, not_finite
+    parts = unbiased, conserved, decayed, grouped_messages, not_finite, overlapping
     return {name: result for part in parts for name, result in part(rank, world).items()}
 
 
@@ -203,6 +236,10 @@ def test_residuals_of_senders_and_owners_decay(ranks):
 
 def test_grouped_sends_and_receives_give_the_same_bits(ranks):
     assert not failures(ranks, "grouped")
+
+
+def test_means_that_overlap_have_the_bits_of_means_in_turn(ranks):
+    assert not failures(ranks, "overlapping")
 
 
 def test_values_that_are_not_finite_are_spread_skipped_or_raised_on_all_ranks(ranks):

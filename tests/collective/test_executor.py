@@ -11,8 +11,8 @@ import weakref
 import pytest
 import torch
 
-from laconic.collective.executor import ExchangeThread
-from laconic.errors import LaconicError
+from laconic.collective.executor import ExchangeThread, Steps
+from laconic.errors import LaconicError, NonFiniteError
 
 NAME = "exchange thread of this test"
 EXIT_WITH_A_RUNNING_TASK = """
@@ -75,6 +75,48 @@ def test_all_tasks_after_an_error_raise_the_same_error() -> None:
         with pytest.raises(Exception, match="no rank 3"):
             owner.submit(task).wait()
     owner.close()
+
+
+def steps_of(name: str, events: list[str], count: int = 2, error: Exception | None = None) -> Steps:
+    for step in range(count):
+        events.append(f"{name}{step}")
+        yield
+    if error is not None:
+        raise error
+    events.append(f"{name} ends")
+    return torch.full((1,), float(count))
+
+
+def test_next_task_in_steps_begins_while_the_first_waits_and_others_run_alone() -> None:
+    events: list[str] = []
+    owner, begun = ExchangeThread(NAME), threading.Event()
+    owner.submit(lambda: torch.ones(1) if begun.wait(30) else None)  # until all tasks are in the queue
+    futures = [owner.submit_steps(steps_of(name, events)) for name in "abc"]
+    futures.append(owner.submit(lambda: (events.append("alone"), torch.ones(1))[1]))
+    futures.append(owner.submit_steps(steps_of("d", events, 0)))
+    begun.set()
+    assert [float(future.wait()) for future in futures] == [2, 2, 2, 1, 0]
+    # At most two are under way, the older one goes first, and one that is not in steps has the thread to itself.
+    assert events == ["a0", "b0", "a1", "a ends", "c0", "b1", "b ends", "c1", "c ends", "alone", "d ends"]
+    owner.close()
+
+
+def test_error_in_steps_ends_those_under_way_but_one_of_all_ranks_does_not() -> None:
+    for error, later in ((LaconicError("no rank 3"), "no rank 3"), (NonFiniteError("not finite"), None)):
+        events: list[str] = []
+        owner, begun = ExchangeThread(NAME), threading.Event()
+        owner.submit(lambda begun=begun: torch.ones(1) if begun.wait(30) else None)
+        futures = [owner.submit_steps(steps_of("a", events, 1, error)), owner.submit_steps(steps_of("b", events, 3))]
+        begun.set()
+        with pytest.raises(Exception, match=str(error)):
+            futures[0].wait()
+        if later is None:
+            assert float(futures[1].wait()) == 3
+        else:
+            with pytest.raises(Exception, match=later):
+                futures[1].wait()
+        assert ("b ends" in events) == (later is None)
+        owner.close()
 
 
 def test_process_exit_waits_for_a_running_task() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from functools import cache
 
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import laconic
 from laconic.collective import differing
@@ -125,6 +126,14 @@ def compressed(rank, mesh):
         plain = 4 * sum(x.numel() for x in local(model).values()) * 2
         results[f"compressed {spec} bytes"] = stats["wire_bytes"] < (0.7 if spec == "qsgd:8" else 0.5) * plain
         results[f"compressed {spec} errors"] = set(stats["errors"]) <= set(local(model)) and stats["errors"] != {}
+    ends = []
+    for delays in (False, True):  # ranks that are late begin fewer exchanges ahead, with the same bits
+        model, attachment = attached(mesh, "ef|qsgd:4")
+        for block in model.blocks if delays else ():
+            block.register_full_backward_hook(lambda *_: time.sleep(0.02 * (rank % 3)))
+        train(model, 3, rank=rank)
+        ends.append(whole(model))
+    results["compressed late ranks"] = same(*ends)
     attachment.set("qsgd:8")
     train(model, 1, rank=rank)
     results["compressed set"] = attachment.spec == "qsgd:8" and attachment.stats()["residual_resets"] == 1
@@ -266,11 +275,56 @@ def without_replicas(rank, world):
         ("powersgd:2", {}, "whole matrices"),
         ("qsgd:4", {"gather": "ef|qsgd:8"}, "a residual of the whole gradient"),
         ("qsgd:4", {"check_every": 1}, "compares replicas"),
+        ("qsgd:4", {"gather_delta": True}, "needs the codec of the differences"),
     ):
         with pytest.raises(laconic.ConfigError, match=match):
             laconic.attach(model, spec, **options)
         results[f"fsdp refuses {spec} {options}"] = True
-    return results | unused(rank, mesh)
+    return results | unused(rank, mesh) | differences(rank, mesh)
+
+
+def gathered_error(model):
+    """Return how far the parameters that forward uses are from those that the optimizer steps."""
+    exact, parts = whole(model), [part for part in model.modules() if isinstance(part, FSDPModule)]
+    for part in parts:
+        part.unshard()
+    used = [parameter.detach().clone() for parameter in model.parameters()]
+    for part in parts:
+        part.reshard()
+    distance = sum(float((a - b).square().sum()) for a, b in zip(used, exact, strict=True))
+    return (distance / sum(float(x.square().sum()) for x in exact)) ** 0.5, used
+
+
+def differences(rank, mesh):
+    """Differences of 4 bits follow the weights, in one gather a step; weights of 4 bits do not, in two."""
+    results, errors, sent = {}, {}, {}
+    for name, options in (("plain", {}), ("bf16", BF16), ("kept", {"reshard_after_forward": False})):
+        for delta in (False, True):
+            model = sharded_gpt(mesh, **options)
+            attachment = laconic.attach(model, "none", gather="qsgd:4", gather_delta=delta, policy=SMALL)
+            optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-4)]
+            train(model, 1, rank=rank, accumulate=2, optimizers=optimizers)
+            before = attachment.stats()["bytes_sent"]
+            train(model, 3, rank=rank, seed=1, optimizers=optimizers)
+            sent[name, delta] = attachment.stats()["bytes_sent"] - before
+            errors[name, delta], used = gathered_error(model)
+            results[f"fsdp differences {name} {delta} same"] = not differing({str(i): x for i, x in enumerate(used)})
+        results[f"fsdp differences {name} near"] = errors[name, True] < errors[name, False] / 50
+    # torch keeps the root's parameters until backward, and gathers the others twice.
+    results["fsdp differences bytes"] = sent["plain", True] < 0.65 * sent["plain", False]
+    results["fsdp differences bytes kept"] = abs(sent["kept", True] / sent["kept", False] - 1) < 0.01
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.to_local().mul_(3.0)
+    attachment.gather_exactly()
+    results["fsdp differences afresh"] = gathered_error(model)[0] == 0.0
+    with torch.no_grad(), LogCapture() as log:
+        first = next(model.parameters()).to_local()
+        first.view(-1)[0] = float("nan")
+        gathered_error(model)
+        first.view(-1)[0] = 1.0
+    results["fsdp differences finite again"] = gathered_error(model)[0] == 0.0 and log.has("are not finite")
+    return results
 
 
 def unused(rank, mesh):
@@ -294,6 +348,30 @@ def unused(rank, mesh):
 
 def test_fsdp_without_replicas(tmp_path):
     assert failures(run_ranks(without_replicas, 2, tmp_path), "fsdp") == {}
+
+
+def bits_of_stock(rank, world):
+    """Without compression: torch's bits on meshes of one and of two dimensions, by AdamW and by Muon."""
+    results = {}
+    for name, optimizers in (("adamw", adamw), ("muon", muon)):
+        for shape in ((world,), (2, world // 2)):
+            names = ("replicate", "shard")[-len(shape) :]
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+            stock = sharded_gpt(mesh)
+            if len(shape) == 1:
+                model = sharded_gpt(mesh)
+                laconic.attach(model, "none", gather="none", policy=SMALL)
+            else:
+                model, _ = attached(mesh, "none", native=name == "muon")
+            losses = [train(each, 3, rank=rank, optimizers=optimizers(each)) for each in (stock, model)]
+            results[f"bits {name} {shape}"] = same((losses[0], *whole(stock)), (losses[1], *whole(model)))
+    return results
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_none_has_the_bits_of_torch_on_every_mesh(world, tmp_path):
+    ranks = run_ranks(bits_of_stock, world, tmp_path)
+    assert len(ranks[0]) == 4 and failures(ranks, "bits") == {}
 
 
 def all_of_hsdp(rank, world):

@@ -23,7 +23,7 @@ def attach(
     module: nn.Module, spec: str, *, policy: Policy | Mapping[str, str] | None = None, warmup_steps: int = 0,
     check_every: int = 0, error_every: int = 0, nonfinite: str = "spread", timeout_s: float | None = None,
     scaler: torch.amp.GradScaler | None = None, replicate: dist.ProcessGroup | Any | None = None,
-    gather: str | None = None,
+    gather: str | None = None, gather_delta: bool = False,
 ) -> Attachment:  # fmt: skip
     """Exchange the gradients of a DDP or FSDP2 module compressed. All ranks call it before backward.
 
@@ -52,6 +52,8 @@ def attach(
             The model is sharded over the other dimension, and gradients of shards are exchanged with the counterparts
             in the other replicas. Not needed for a model that ``fully_shard`` has on a mesh of two dimensions.
         gather: For FSDP2 without replicas, the codec of gathered parameters, such as ``qsgd:8``; None: unchanged.
+        gather_delta: Gather parameters as differences to those of the last forward pass, which every rank then keeps
+            whole. Backward needs no message, and fewer bits suffice, such as ``qsgd:4``.
     """
     parse(spec)
     options = AttachOptions(policy, warmup_steps, check_every, error_every, nonfinite, timeout_s, scaler)
@@ -66,8 +68,8 @@ def attach(
                 f"modules of FSDP2 need a newer torch than {torch.__version__} ({error}): update torch, or use "
                 "DistributedDataParallel"
             ) from error
-        return attach_fsdp(inner, spec, options, replicate=replicate, gather=gather)
-    for name, value in (("replicate", replicate), ("gather", gather)):
+        return attach_fsdp(inner, spec, options, replicate=replicate, gather=gather, delta=gather_delta)
+    for name, value in (("replicate", replicate), ("gather", gather), ("gather_delta", gather_delta or None)):
         if value is not None:
             raise ConfigError(f"{name} is for modules of FSDP2 (fully_shard), got a {type(inner).__name__}")
     if isinstance(inner, DistributedDataParallel):

@@ -15,6 +15,7 @@ from laconic.aggregate.homomorphic import Summing
 from laconic.codecs import parse
 from laconic.codecs.memory import ErrorFeedback
 from laconic.collective.consistency import peer_failure_as_error
+from laconic.collective.executor import UNDER_WAY
 from laconic.collective.process_groups import backend_of
 from laconic.collective.reductions.allreduce import Reducer
 from laconic.collective.reductions.exact import Exact
@@ -120,6 +121,7 @@ class Exchange:
         self.stats = ExchangeStats() if stats is None else stats
         self.shapes = dict(shapes or {})
         self.exempt: dict[str, str] = {}
+        self._turn = 0
         self._exact = Exact(group, stats=self.stats)
         self._reductions: dict[str, Reduction] = {EXACT: self._exact}
         for text in (spec, self.policy.small, *self.policy.rules.values()):
@@ -179,15 +181,37 @@ class Exchange:
 
     def mean_by_spec(self, groups: Mapping[str, NamedTensors]) -> None:
         """Replace tensors, as grouped by ``group_by_spec``, by their means."""
+        for _ in self._mean(groups, 0):
+            pass
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether ``mean_in_steps`` may be used: a rank may begin the next means earlier than others do.
+
+        Ranks then differ in the order of what they start later, so that must be messages with tags of one kind.
+        """
+        compressed = [reduction for spec, reduction in self._reductions.items() if spec != EXACT]
+        return len(compressed) == 1 and isinstance(compressed[0], TwoShot)
+
+    def mean_in_steps(self, groups: Mapping[str, NamedTensors]) -> Iterator[None]:
+        """Do what ``mean_by_spec`` does, and yield where the next of ``UNDER_WAY`` means may begin."""
+        self._turn = (self._turn + 1) % UNDER_WAY
+        return self._mean(groups, self._turn)
+
+    def _mean(self, groups: Mapping[str, NamedTensors], turn: int) -> Iterator[None]:
         names = [name for group in groups.values() for name, _ in group]
         with peer_failure_as_error(self.group, f"exchanged {len(names)} tensors ({', '.join(names[:3])}, …)"):
             exact = groups.get(EXACT)  # usually small tensors: their all-reduce overlaps with the large ones
-            finish = self._exact.begin(exact) if exact else None
+            finish = self._exact.begin(exact, turn) if exact else None
             not_finite = None
             for spec, group in groups.items():
                 if spec != EXACT:
                     try:
-                        self.reduction(spec).reduce_all(group)
+                        reduction = self.reduction(spec)
+                        if isinstance(reduction, TwoShot):
+                            yield from reduction.reduce_in_steps(group, turn)
+                        else:
+                            reduction.reduce_all(group)
                     except NonFiniteError as error:  # on all ranks, which complete the round before they raise
                         not_finite = not_finite or error
             if finish is not None:

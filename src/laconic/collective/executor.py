@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +14,16 @@ from torch import Tensor
 
 from laconic.errors import NonFiniteError
 
-__all__ = ["ExchangeThread"]
+__all__ = ["UNDER_WAY", "ExchangeThread", "Steps"]
 
-_Tasks = queue.SimpleQueue["tuple[Callable[[], Tensor], torch.futures.Future[object]] | None"]
+Steps = Generator[None, None, Tensor]
+"""A task that yields before it waits, where the next one may begin."""
+
+_Task = tuple["Callable[[], Tensor] | Steps", "torch.futures.Future[object]"]
+_Tasks = queue.SimpleQueue["_Task | None"]
+
+UNDER_WAY = 2
+"""How many tasks in steps may have begun and not ended."""
 
 EXIT_WAIT_S = 2.0
 """How long the end of the process waits for a thread, which may itself wait for a rank that is gone."""
@@ -50,6 +58,15 @@ class ExchangeThread:
         self, task: Callable[[], Tensor], devices: list[torch.device] | None = None
     ) -> torch.futures.Future[Tensor]:
         """Return a future of the task's tensor. Waiting for it raises the task's error."""
+        return self._put(task, devices)
+
+    def submit_steps(self, steps: Steps) -> torch.futures.Future[Tensor]:
+        """Submit a task in steps: while one waits, the next one begins, if it is in steps, too. They end in order."""
+        return self._put(steps)
+
+    def _put(
+        self, task: Callable[[], Tensor] | Steps, devices: list[torch.device] | None = None
+    ) -> torch.futures.Future[Tensor]:
         if not self._threads:
             thread = threading.Thread(target=_run, args=(self._tasks, self._failure), name=self._name, daemon=True)
             self._threads.append(thread)
@@ -58,6 +75,14 @@ class ExchangeThread:
         self._tasks.put((task, done))
         # Future.set_exception works in Python only: DDP, which waits in C++, would take the exception for its tensor.
         return done.then(_result)
+
+    @staticmethod
+    def run_steps(steps: Steps) -> Tensor:
+        """Take all steps of a task, for which no other one begins."""
+        while (result := _next(steps)) is _MORE:
+            pass
+        assert isinstance(result, Tensor)
+        return result
 
     def submit_after_stream(
         self, task: Callable[[], Tensor], tensors: Sequence[Tensor]
@@ -128,17 +153,69 @@ def _result(done: torch.futures.Future[object]) -> Tensor:
     return result
 
 
+_MORE = object()
+"""What a step returns that is not a task's last one."""
+
+
+def _next(steps: Steps) -> object:
+    """Take a step; return the task's result if it was the last one."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end.value
+    return _MORE
+
+
 def _run(tasks: _Tasks, failure: _Failure) -> None:
-    while (entry := tasks.get()) is not None:
+    entry = tasks.get()
+    while entry is not None:
         task, done = entry
-        try:
-            if failure.error is not None:
-                raise failure.error
-            result: object = task()
-        except Exception as error:  # of any kind: the waiting thread must get it, or would wait for ever
-            if not isinstance(error, NonFiniteError):  # which all ranks raise together, after a complete round
-                failure.error = failure.error or error
-            result = error
+        if isinstance(task, Generator):
+            entry = _run_steps(entry, tasks, failure)
+            continue
+        result = _outcome(task, failure)
         del entry, task  # before the result: the waiting thread may expect that the task's references are gone
         done.set_result(result)
         del done, result
+        entry = tasks.get()
+
+
+def _run_steps(first: _Task, tasks: _Tasks, failure: _Failure) -> _Task | None:
+    """Run tasks in steps, the oldest first, until one of another kind comes; return that one."""
+    begun = deque([first])
+    del first
+    other: list[_Task | None] = []
+    while begun:
+        _take_step(begun, 0, failure)
+        while not other and len(begun) < UNDER_WAY and not tasks.empty():
+            entry = tasks.get()
+            if entry is None or not isinstance(entry[0], Generator):
+                other.append(entry)
+            else:
+                begun.append(entry)
+                del entry
+                _take_step(begun, -1, failure)
+    return other[0] if other else tasks.get()
+
+
+def _take_step(begun: deque[_Task], which: int, failure: _Failure) -> None:
+    """Let a task take its next step, and remove it if that was its last one."""
+    result = _outcome(begun[which][0], failure)
+    if result is not _MORE:
+        done = begun[which][1]
+        del begun[which]
+        done.set_result(result)
+
+
+def _outcome(task: Callable[[], Tensor] | Steps, failure: _Failure) -> object:
+    """Return the result of a task or of its next step, or the error that it raised."""
+    try:
+        if failure.error is not None:
+            if isinstance(task, Generator):
+                task.close()
+            raise failure.error
+        return _next(task) if isinstance(task, Generator) else task()
+    except Exception as error:  # of any kind: the waiting thread must get it, or would wait for ever
+        if not isinstance(error, NonFiniteError):  # which all ranks raise together, after a complete round
+            failure.error = failure.error or error
+        return error

@@ -61,8 +61,26 @@ def test_differences_and_projections_train(corpus: Corpus) -> None:
     run = Training(setting, 0, corpus, CPU)
     run.run()
     assert len(run.boundaries[0].forward_sender.copies.by_sample) == 4  # type: ignore[union-attr]
-    narrow = Training(Setting(2, "thc:4", "thc:4", bottleneck=8, **{**SMALL, "windows": 32}), 0, corpus, CPU)
+    narrow = Training(Setting(2, "thc:4", "thc:4", bottleneck=4, **{**SMALL, "windows": 32}), 0, corpus, CPU)
     assert narrow.run()["ratio"] > 20
+
+
+def test_stage_that_reads_the_tokens_completes_what_a_bottleneck_leaves_out(corpus: Corpus) -> None:
+    with seeded(3):
+        gpt = GPT(GPTConfig(context=16, width=32, layers=2, heads=2))
+        for block in gpt.blocks:  # without blocks all activations are known from the tokens
+            torch.nn.init.zeros_(block.attention.out.weight), torch.nn.init.zeros_(block.down.weight)
+        narrow, completed = (stages_of(gpt, 2, 4, reads_tokens=reads) for reads in (False, True))
+    x = torch.randint(256, (3, 16))
+    assert torch.allclose(chain(completed, [], x), gpt(x), atol=1e-5)
+    assert not torch.allclose(chain(narrow, [], x), gpt(x), atol=1e-3)
+    setting = Setting(2, "thc:4", "thc:4", bottleneck=8, reads_tokens=True, **{**SMALL, "windows": 32})
+    run = Training(setting, 0, corpus, CPU)
+    before = [p.detach().clone() for p in run.stages[1].parameters()]
+    assert run.run()["ratio"] > 40 and setting.method == "thc:4, 4 of 32, tokens"
+    assert not any(torch.equal(p, q) for p, q in zip(run.stages[1].parameters(), before, strict=True))
+    with pytest.raises(ConfigError, match="give a bottleneck"):
+        replace(setting, bottleneck=0)
 
 
 def test_finished_runs_are_not_repeated_and_fill_the_tables(
@@ -108,22 +126,28 @@ def test_settings_of_experiments_are_distinct() -> None:
 def real(rank: int, world: int) -> dict[str, Any]:
     """A GPT on two ranks has the gradients of the boundaries in one process, bit for bit."""
     model.SIZES["tiny"] = TINY
-    tokens = torch.randint(256, (8, 17), generator=torch.Generator().manual_seed(1))
-    ours = build_stages("tiny", world, 0)[rank]
-    stage = PipelineStage(ours, rank, world, CPU)
-    compress(stage, "thc:3", "qsgd:4")
-    schedule = Schedule1F1B(stage, 4, loss_fn=loss)
-    stages, boundary = build_stages("tiny", world, 0), Boundary(0, "thc:3", "qsgd:4", False)
-    for _ in range(2):
-        ours.zero_grad()
-        schedule.step(*([tokens[:, :-1]] if rank == 0 else []), target=tokens[:, 1:] if rank else None)
-        for part in stages:
-            part.zero_grad()
-        for number, batch in enumerate(tokens.tensor_split(4)):
-            received = boundary.cross(stages[0](batch[:, :-1]), number)
-            loss(stages[1](received), batch[:, 1:]).backward()
-    expected = [p.grad / 4 for p in stages[rank].parameters() if p.grad is not None]
-    return {"same": same([p.grad for p in ours.parameters()], expected)}
+    tokens, results = torch.randint(256, (8, 17), generator=torch.Generator().manual_seed(1)), {}
+    for width, reads in ((0, False), (8, True)):
+        ours = build_stages("tiny", world, 0, width, reads_tokens=reads)[rank]
+        stage = PipelineStage(ours, rank, world, CPU)
+        compress(stage, "thc:3", "qsgd:4")
+        schedule = Schedule1F1B(stage, 4, loss_fn=loss)
+        stages = build_stages("tiny", world, 0, width, reads_tokens=reads)
+        boundary = Boundary(0, "thc:3", "qsgd:4", False)
+        for _ in range(2):
+            ours.zero_grad()
+            if rank == 0:
+                schedule.step(tokens[:, :-1])
+            else:  # each rank reads the tokens itself
+                schedule.step(target=tokens[:, 1:], **({"tokens": tokens[:, :-1]} if reads else {}))
+            for part in stages:
+                part.zero_grad()
+            for number, batch in enumerate(tokens.tensor_split(4)):
+                received = boundary.cross(stages[0](batch[:, :-1]), number)
+                loss(stages[1](received, batch[:, :-1]), batch[:, 1:]).backward()
+        expected = [p.grad / 4 for p in stages[rank].parameters() if p.grad is not None]
+        results[f"same {width}"] = same([p.grad for p in ours.parameters()], expected)
+    return results
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:

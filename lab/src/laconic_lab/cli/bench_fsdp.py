@@ -34,7 +34,7 @@ def fsdp(
     links: Annotated[
         str | None, option("Rates between nodes, or unshaped.", "unshaped,100mbit", metavar="L,L,…")
     ] = None,
-    timed_steps: Annotated[int | None, option("Steps timed over a link.", "4")] = None,
+    timed_steps: Annotated[int | None, option("Steps timed over a link; 0: none.", "4")] = None,
     loss_steps: Annotated[int | None, option("Steps of trainings whose losses are compared; 0: none.", "200")] = None,
     width: Annotated[int | None, option("Of the GPT.", "256")] = None,
     layers: Annotated[int | None, option("Of the GPT.", "6")] = None,
@@ -60,12 +60,12 @@ def fsdp(
 
     settings = FSDPSettings().quick() if quick else FSDPSettings()
     chosen = given(
-        ways=names(ways), nodes=nodes, shards=shards, links=names(links), timed_steps=timed_steps,
+        ways=names(ways), nodes=nodes, shards=shards, links=names(links),
         width=width, layers=layers, heads=heads, context=context, batch=batch,
         eval_every=eval_every, eval_windows=eval_windows, limit_s=limit_s,
     )  # fmt: skip
-    if loss_steps is not None:  # 0 is a choice
-        chosen["loss_steps"] = loss_steps
+    counts = {"timed_steps": timed_steps, "loss_steps": loss_steps}
+    chosen |= {name: count for name, count in counts.items() if count is not None}  # 0 is a choice
     settings = replace(settings, seed=seed, **chosen)
     measure_and_show("fsdp", settings, run_fsdp, fsdp_tables, records, json)
 

@@ -31,8 +31,9 @@ MESH = (
 
 
 def attach_fsdp(
-    module: nn.Module, spec: str, options: AttachOptions, *, replicate: Any | None, gather: str | None
-) -> Attachment:
+    module: nn.Module, spec: str, options: AttachOptions, *, replicate: Any | None, gather: str | None,
+    delta: bool = False,
+) -> Attachment:  # fmt: skip
     """Attach a module that is sharded by ``fully_shard``; ``attach`` describes the arguments."""
     groups = param_groups_of(module)
     if not any(group.parameters for group in groups):
@@ -45,8 +46,8 @@ def attach_fsdp(
     _warn_of_other_parameters(module, groups)
     between = _replicate_group(groups, replicate)
     if between is None:
-        return FSDPAttachment(module, spec, options, groups, gather)
-    if gather is not None:
+        return FSDPAttachment(module, spec, options, groups, gather, delta=delta)
+    if gather is not None or delta:
         raise ConfigError("gather compresses gathered parameters of models without replicas: leave it out here")
     return HSDPAttachment(module, spec, options, groups, between)
 

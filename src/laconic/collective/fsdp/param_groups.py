@@ -16,7 +16,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import (
+    DDPMeshInfo,
+    FSDPMeshInfo,
+    HSDPMeshInfo,
+    TrainingState,
+)
 
 from laconic.errors import ConfigError, LaconicError
 from laconic.packet import TensorSpec
@@ -216,6 +221,12 @@ class ParamGroup:
         return (after is None or after == inside.mesh_info) and not any(
             hasattr(each.inside._sharded_local_tensor, "fsdp_pre_all_gather") for each in self.parameters
         )
+
+    @property
+    def gathers_for_backward(self) -> bool:
+        """Whether torch gathers the parameters that forward had before."""
+        for_backward: bool = self._inside._training_state == TrainingState.PRE_BACKWARD
+        return for_backward
 
     @property
     def requires_all_reduce(self) -> bool:

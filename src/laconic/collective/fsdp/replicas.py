@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from laconic.collective.attachment import AttachOptions
 from laconic.collective.consistency import peer_failure_as_error
 from laconic.collective.exchange import EXACT, Exchange
+from laconic.collective.executor import ExchangeThread, Steps
 from laconic.collective.fsdp.memory import Place, load_memory, require_error_feedback_only, saved_memory
 from laconic.collective.fsdp.param_groups import ParamGroup, write_back
 from laconic.collective.fsdp.sharded import ShardedAttachment, Slots
@@ -89,7 +90,7 @@ class HSDPAttachment(ShardedAttachment):
         exact = exact or set(groups) <= {EXACT}
         adds, parameters = group.adds, self._local_values() if check else {}
 
-        def task() -> Tensor:
+        def steps() -> Steps:
             if check:
                 self._check_drift(step, parameters)
             if exact:
@@ -97,10 +98,15 @@ class HSDPAttachment(ShardedAttachment):
                 return flat
             if measure:
                 self._measure_errors(groups)
-            exchange.mean_by_spec(groups)
+            yield from exchange.mean_in_steps(groups)
             return flat.mul_(self._ranks) if adds else flat
 
-        pending = _Pending(slots, self._submit(task, flat))
+        # The next group's shards may leave while this one's wait for replicas, but not before a collective that blocks:
+        # a replica that is not as far yet would wait for this one's means, and this one for the replica.
+        if check or exact or flat.is_cuda or not exchange.overlaps:
+            pending = _Pending(slots, self._submit(lambda: ExchangeThread.run_steps(steps()), flat))
+        else:
+            pending = _Pending(slots, self._thread.submit_steps(steps()))
         if group.can_wait(flat):
             self._pending.append(pending)
         else:

@@ -60,12 +60,12 @@ class Exact:
     def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         self.begin(tensors)()
 
-    def begin(self, tensors: Sequence[tuple[str, Tensor]]) -> Callable[[], None]:
-        """Start the all-reduces; the returned function waits for them. One round at a time."""
+    def begin(self, tensors: Sequence[tuple[str, Tensor]], turn: int = 0) -> Callable[[], None]:
+        """Start the all-reduces; the returned function waits for them. One round at a time for each turn."""
         self.stats.rounds += 1
         pending = []
         for dtype in dict.fromkeys(x.dtype for _, x in tensors):
-            joined = self._join([x for _, x in tensors if x.dtype == dtype])
+            joined = self._join([x for _, x in tensors if x.dtype == dtype], turn)
             self.stats.values += joined.numel
             joined.gather()
             pending.append((joined, all_reduce(joined.flat, self.group, self.stats)))
@@ -78,9 +78,9 @@ class Exact:
 
         return finish
 
-    def _join(self, tensors: Sequence[Tensor]) -> _Joined:
+    def _join(self, tensors: Sequence[Tensor], turn: int) -> _Joined:
         first, numel = tensors[0], sum(x.numel() for x in tensors)
-        flat = self._buffers.get("flat", numel, first.dtype, first.device)
+        flat = self._buffers.get(turn, numel, first.dtype, first.device)
         if not first.is_cuda:
             return _Joined(tensors, flat, size_of(self.group))
         key = (flat.data_ptr(), first.dtype, *((x.data_ptr(), x.shape, x.stride()) for x in tensors))

@@ -43,7 +43,7 @@ class _OwnedShards(ShardRounds):
             skipped = piece.owner * row.numel()
             values = row[piece.begin - skipped : piece.end - skipped]
             shards.setdefault(piece.owner, []).append(Shard(piece.name, values, self._rounds[slot]))
-        return self._begin(plan, shards, index, pinned=slots[0][1][0].is_cuda)
+        return self._begin(plan, shards, (0, index), pinned=slots[0][1][0].is_cuda)
 
 
 class ReduceScatter(_OwnedShards):

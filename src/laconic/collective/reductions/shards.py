@@ -88,7 +88,8 @@ class Part:
 
     shards: dict[int, list[Shard]]
     """By owner."""
-    index: int
+    place: tuple[int, int]
+    """Of the reduction among those under way, and of the part in it: parts under way have buffers of their own."""
     pinned: bool
     rounds: dict[str, AllToAll]
     encoded: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -167,14 +168,14 @@ class ShardRounds:
             longest = max(longest, messages.max_nbytes([r.name for r in owned], frames))
         return longest
 
-    def _begin(self, plan: Plan, shards: dict[int, list[Shard]], index: int, *, pinned: bool) -> Part:
+    def _begin(self, plan: Plan, shards: dict[int, list[Shard]], place: tuple[int, int], *, pinned: bool) -> Part:
         """Return a part with all receives of its rounds posted."""
         key = plan.ranges[0].name
         rounds = {
             direction: self.transport.all_to_all((direction, key), limit, pinned=pinned)
             for direction, limit in plan.limits.items()
         }
-        return Part(shards, index, pinned, rounds)
+        return Part(shards, place, pinned, rounds)
 
     def _next_round(self, slot: str, numel: int) -> None:
         self.stats.values += numel
@@ -235,7 +236,7 @@ class ShardRounds:
             return [spans.get(shard.name) for shard in shards]
 
         limit = part.rounds[direction].limit
-        buffer = self._buffers.get((direction, part.index, owner), PREFIX + limit, pinned=part.pinned)
+        buffer = self._buffers.get((direction, part.place, owner), PREFIX + limit, pinned=part.pinned)
         message = messages.write([shard.name for shard in shards], encode, buffer[PREFIX:])
         return buffer[: PREFIX + message.numel()]
 

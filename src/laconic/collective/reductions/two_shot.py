@@ -8,7 +8,7 @@ for any number of ranks, and all ranks decode the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -64,6 +64,17 @@ class TwoShot(ShardRounds):
 
     def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Replace tensors by their means: the same bits on every rank."""
+        for _ in self.reduce_in_steps(tensors):
+            pass
+
+    def reduce_in_steps(self, tensors: Sequence[tuple[str, Tensor]], turn: int = 0) -> Iterator[None]:
+        """Do what ``reduce_all`` does, and yield before each wait for other ranks.
+
+        Another reduction may begin there, on all ranks in the same order: what it sends fills the link meanwhile.
+
+        Args:
+            turn: A number that no other reduction under way has.
+        """
         copies = []
         flats = []
         for number, (slot, x) in enumerate(tensors):
@@ -82,7 +93,7 @@ class TwoShot(ShardRounds):
             self._note_device_events(rounds.events.new(wait=False))
             rounds.reduce(flats, self._rounds)
         else:
-            self._reduce_by_frames(flats)
+            yield from self._reduce_by_frames(flats, turn)
         for x, flat in copies:
             x.copy_(flat.view(x.shape))
         if rounds is not None and self.nonfinite == "raise":
@@ -113,33 +124,35 @@ class TwoShot(ShardRounds):
             if self.nonfinite == "raise":
                 raise NonFiniteError("a value of some rank is not finite; all ranks skip this round of its shard")
 
-    def _reduce_by_frames(self, flats: Sequence[tuple[str, Tensor]]) -> None:
+    def _reduce_by_frames(self, flats: Sequence[tuple[str, Tensor]], turn: int) -> Iterator[None]:
         sizes = tuple((slot, flat.numel()) for slot, flat in flats)
         plans = self._plans_for(sizes, flats[0][1].device)
-        parts = [self._begin_part(plan, flats, i) for i, plan in enumerate(plans)]
+        parts = [self._begin_part(plan, flats, (turn, i)) for i, plan in enumerate(plans)]
         # Three parts overlap: while one is sent to the owners, the one before is summed and its means are sent, and
         # the one before that is decoded.
         for i in range(len(parts) + 2):
             if i < len(parts):
                 self._send_shards(parts[i])
             if 1 <= i <= len(parts):
+                yield
                 unusable = self._add_shards(parts[i - 1])
                 self._send_own(parts[i - 1], self.transport.size, unusable)
             if i >= 2:
+                yield
                 self._receive_all(parts[i - 2])
         self._finish(parts)
 
     def _cut(self, sizes: Sequence[tuple[str, int]], device: torch.device) -> list[list[Range]]:
         return list(cut_into_parts(sizes, PART_BY_DEVICE.get(device.type, PART), self.transport.size))
 
-    def _begin_part(self, plan: Plan, flats: Sequence[tuple[str, Tensor]], index: int) -> Part:
+    def _begin_part(self, plan: Plan, flats: Sequence[tuple[str, Tensor]], place: tuple[int, int]) -> Part:
         """Return this round's shards of a plan, with all receives posted."""
         shards: dict[int, list[Shard]] = {}
         for piece in plan.ranges:
             slot, flat = flats[piece.slot]
             shard = Shard(piece.name, flat[piece.begin : piece.end], self._rounds[slot])
             shards.setdefault(piece.owner, []).append(shard)
-        return self._begin(plan, shards, index, pinned=flats[0][1].is_cuda)
+        return self._begin(plan, shards, place, pinned=flats[0][1].is_cuda)
 
     # --------------------------------------------------------------------------------------------------------- state
 

@@ -49,7 +49,7 @@ def run_fsdp(settings: FSDPSettings, tell: Tell = lambda what: None) -> list[Rec
     """Time all ways over all links, then train by each without a link."""
     records: list[Record] = []
     common = {"training": settings.training(), "command": settings.command()}
-    for link in settings.links:
+    for link in settings.links if settings.timed_steps else ():
         records += [Record("bench.fsdp", common | values, settings.seed) for values in _times(link, settings, tell)]
     if settings.loss_steps:
         records += [Record("bench.fsdp.loss", common | values, settings.seed) for values in _losses(settings, tell)]

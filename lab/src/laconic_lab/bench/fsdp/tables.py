@@ -8,7 +8,7 @@ from typing import Any
 from laconic.records import Record
 from laconic.units import show_bytes
 from laconic_lab.bench.cluster.tables import ClusterTable
-from laconic_lab.bench.fsdp.settings import way_of
+from laconic_lab.bench.fsdp.settings import Way, way_of
 from laconic_lab.bench.gpt.settings import show_link
 
 __all__ = ["fsdp_tables"]
@@ -71,8 +71,13 @@ def _losses(records: Sequence[Record]) -> ClusterTable:
             "not reached" if v["reached_step"] is None else str(v["reached_step"]),
             show_bytes(v["node_nbytes_until_goal"]), "" if v["fewer_bytes"] is None else f"1/{v['fewer_bytes']:.0f}",
         ))  # fmt: skip
-        if way.spec is not None and above is not None:
-            text = f"{v['title']} ends {100 * above:+.2f} % above HSDP's loss, at most {100 * ABOVE:g} %"
+        # Local SGD is also compared with what most people train by: HSDP with AdamW, for as many steps.
+        for optimizer in dict.fromkeys((way.optimizer, "adamw") if way.every else (way.optimizer,)):
+            if way.spec is None or optimizer not in stock:
+                continue
+            above = v["loss"] / stock[optimizer] - 1
+            title = Way("", optimizer).title
+            text = f"{v['title']} ends {100 * above:+.2f} % above {title}, at most {100 * ABOVE:g} %"
             verdicts.append(_verdict(above <= ABOVE, text))
         if way.every:
             fewer = v["fewer_bytes"] or 0.0

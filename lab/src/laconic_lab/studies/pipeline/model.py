@@ -28,16 +28,20 @@ class GPTStage(nn.Module):
     Args:
         index, count: Which stage of how many.
         bottleneck: Width to which a trained matrix projects activations before they are sent; 0: all of it.
+        reads_tokens: Whether a later stage embeds the bytes, too, and adds that to what it receives. A rank of a
+            pipeline reads them like the targets (``schedule.step(tokens=…)``), so they cost no message.
     """
 
-    def __init__(self, gpt: GPT, index: int, count: int, bottleneck: int = 0) -> None:
+    def __init__(self, gpt: GPT, index: int, count: int, bottleneck: int = 0, *, reads_tokens: bool = False) -> None:
         super().__init__()
-        width, layers = gpt.config.width, gpt.config.layers
+        config = gpt.config
+        width, layers = config.width, config.layers
         if not 1 <= count <= layers:
             raise ConfigError(f"a GPT of {layers} layers has 1 to {layers} stages, got {count}")
         first, last = index == 0, index == count - 1
-        self.embedding = gpt.embedding if first else None
-        self.position = gpt.position if first else None
+        self.first, self.reads_tokens = first, reads_tokens and not first
+        self.embedding = gpt.embedding if first else nn.Embedding(config.vocabulary, width) if reads_tokens else None
+        self.position = gpt.position if first else nn.Embedding(config.context, width) if reads_tokens else None
         self.blocks = gpt.blocks[layers * index // count : layers * (index + 1) // count]
         self.norm = gpt.norm if last else None
         self.head = gpt.head if last else None
@@ -47,33 +51,51 @@ class GPTStage(nn.Module):
             if layer is not None:
                 nn.init.orthogonal_(layer.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        embedded = None
         if self.embedding is not None and self.position is not None:
-            x = self.embedding(x) + self.position.weight[: x.shape[1]]
-        if self.up is not None:
-            x = self.up(x)
+            known = tokens if self.reads_tokens else x
+            assert known is not None
+            embedded = self.embedding(known) + self.position.weight[: known.shape[1]]
+        if self.first:
+            assert embedded is not None
+            x = embedded
+        else:
+            x = x if self.up is None else self.up(x)
+            x = x if embedded is None else x + embedded
         x = self.blocks(x)
         if self.norm is not None and self.head is not None:
             x = self.head(self.norm(x))
         return x if self.down is None else self.down(x)
 
 
-def stages_of(gpt: GPT, count: int, bottleneck: int = 0) -> list[GPTStage]:
-    """Cut a GPT into stages, which share its parameters."""
-    stages = [GPTStage(gpt, index, count, bottleneck) for index in range(count)]
+def stages_of(gpt: GPT, count: int, bottleneck: int = 0, *, reads_tokens: bool = False) -> list[GPTStage]:
+    """Cut a GPT into stages, which share its parameters.
+
+    At first the two matrices of a bottleneck project onto a common subspace, and a stage that reads the tokens adds
+    what their embedding has outside of it: only what the blocks have added outside of it is lost.
+    """
+    stages = [GPTStage(gpt, index, count, bottleneck, reads_tokens=reads_tokens) for index in range(count)]
     for before, after in pairwise(stages):
-        if before.down is not None and after.up is not None:  # at first a projection onto a common subspace
-            with torch.no_grad():
-                after.up.weight.copy_(before.down.weight.T)
+        if before.down is None or after.up is None:
+            continue
+        with torch.no_grad():
+            subspace = before.down.weight
+            after.up.weight.copy_(subspace.T)
+            for ours, first in ((after.embedding, gpt.embedding), (after.position, gpt.position)):
+                if ours is not None:
+                    ours.weight.copy_(first.weight - first.weight @ subspace.T @ subspace)
     return stages
 
 
-def build_stages(size: str, count: int, seed: int, bottleneck: int = 0) -> list[GPTStage]:
+def build_stages(
+    size: str, count: int, seed: int, bottleneck: int = 0, *, reads_tokens: bool = False
+) -> list[GPTStage]:
     """Build the stages of a GPT whose weights depend on the seed alone."""
     if size not in SIZES:
         raise ConfigError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
     with seeded(seed):
-        return stages_of(GPT(SIZES[size]), count, bottleneck)
+        return stages_of(GPT(SIZES[size]), count, bottleneck, reads_tokens=reads_tokens)
 
 
 class Boundary:
@@ -125,8 +147,9 @@ def _sent(
 
 def chain(stages: Sequence[nn.Module], boundaries: Sequence[Boundary], x: Tensor) -> Tensor:
     """Return the output of all stages as in an evaluation of the pipeline; without boundaries, uncompressed."""
+    tokens = x
     for number, stage in enumerate(stages):
-        x = stage(x)
+        x = stage(x, tokens)
         if number < len(boundaries):
             x = boundaries[number].evaluate(x)
     return x

@@ -14,15 +14,15 @@ FIGURES = {"bits": (Panel("pipeline-bits"),)}
 def make_plots(results: Results) -> list[Plot]:
     """Return loss by bytes."""
     rows: list[tuple[Cell, ...]] = [
-        (f"{run['stages']} stages", str(run["forward"]).partition(":")[0], str(run["method"]), run["seed"],
-         run["ratio"], run["validation_loss"][-1])
+        (f"{run['size']}, {run['stages']} stages", str(run["forward"]).partition(":")[0], str(run["method"]),
+         run["seed"], run["ratio"], run["validation_loss"][-1])
         for row in results.of("bits")
         for run in row.runs
     ]  # fmt: skip
     if not rows:
         return []
     marks = tuple(
-        Mark("y", row.loss, f"uncompressed, {row.values['stages']} stages")
+        Mark("y", row.loss, f"uncompressed, {row.values['size']}, {row.values['stages']} stages")
         for row in results.of("bits")
         if row.is_plain
     )

@@ -25,7 +25,9 @@ class Setting:
         samples: ``fresh``: other windows in every step; ``repeated``: ``pool`` micro-batches in turns, as in
             fine-tuning on few examples.
         pool: Number of different micro-batches, if repeated.
-        bottleneck: Width to which a trained matrix projects activations before they are sent; 0: no matrix.
+        bottleneck: A trained matrix projects activations to this part of their width before they are sent: 8 to an
+            eighth; 0: no matrix.
+        reads_tokens: Whether every stage reads the tokens itself and adds an embedding of its own to what it receives.
         size: One of ``SIZES``.
         micro_batches: Micro-batches of a step.
         windows: Windows of a micro-batch.
@@ -40,6 +42,7 @@ class Setting:
     samples: str = FRESH
     pool: int = 32
     bottleneck: int = 0
+    reads_tokens: bool = False
     size: str = "small"
     micro_batches: int = 4
     windows: int = 4
@@ -52,12 +55,21 @@ class Setting:
             raise ConfigError(f"size must be one of {', '.join(SIZES)}, got {self.size!r}")
         if self.samples not in (FRESH, REPEATED):
             raise ConfigError(f"samples must be {FRESH} or {REPEATED}, got {self.samples!r}")
+        if self.reads_tokens and not self.bottleneck:
+            raise ConfigError("reads_tokens completes what a bottleneck leaves out: give a bottleneck")
+
+    @property
+    def sent_width(self) -> int:
+        """Values of a token that cross a boundary."""
+        return SIZES[self.size].width // max(1, self.bottleneck)
 
     @property
     def method(self) -> str:
         """Its name in tables."""
         names = self.forward if self.forward == self.backward else f"{self.forward} / {self.backward}"
-        names += f", {self.bottleneck} of {SIZES[self.size].width}" if self.bottleneck else ""
+        width = SIZES[self.size].width
+        names += f", {self.sent_width} of {width}" if self.sent_width < width else ""
+        names += ", tokens" if self.reads_tokens else ""
         return names + (", differences" if self.delta else "")
 
     def values(self) -> dict[str, Any]:

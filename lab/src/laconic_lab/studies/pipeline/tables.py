@@ -24,15 +24,17 @@ def make_tables(results: Results) -> list[Table]:
 
 def _losses(results: Results, part: str, title: str) -> Table:
     rows: list[Sequence[str]] = []
-    for row in sorted(results.of(part), key=lambda row: (row.values["stages"], row.values["samples"])):
+    for row in sorted(
+        results.of(part), key=lambda row: tuple(row.values[name] for name in ("size", "stages", "samples"))
+    ):
         values, above = row.values, results.above(row)
         rows.append((
-            values["method"], *((values["samples"],) if part == "samples" else ()), str(values["stages"]),
-            f"{row.loss:.4f}", "–" if above is None else f"{above:+.2f}", f"{row.mean('compressed_loss'):.4f}",
-            str(len(row.runs)), f"{row.mean('ratio'):.2f}",
+            values["method"], *((values["samples"],) if part == "samples" else ()), values["size"],
+            str(values["stages"]), f"{row.loss:.4f}", "–" if above is None else f"{above:+.2f}",
+            f"{row.mean('compressed_loss'):.4f}", str(len(row.runs)), f"{row.mean('ratio'):.2f}",
         ))  # fmt: skip
     columns = (
-        "forward / backward", *(("samples",) if part == "samples" else ()), "stages", "loss", "% above none",
+        "forward / backward", *(("samples",) if part == "samples" else ()), "model", "stages", "loss", "% above none",
         "validation loss, compressed", "seeds", "times fewer bytes",
     )  # fmt: skip
     return make_table(title, columns, rows)

@@ -31,8 +31,12 @@ class Training:
         self.setting, self.device = setting, device
         self.context = SIZES[setting.size].context
         self.stages = [
-            stage.to(device) for stage in build_stages(setting.size, setting.stages, seed, setting.bottleneck)
-        ]
+            stage.to(device)
+            for stage in build_stages(
+                setting.size, setting.stages, seed, setting.sent_width if setting.bottleneck else 0,
+                reads_tokens=setting.reads_tokens,
+            )
+        ]  # fmt: skip
         self.boundaries = [
             Boundary(stage, setting.forward, setting.backward, setting.delta) for stage in range(setting.stages - 1)
         ]
@@ -69,11 +73,12 @@ class Training:
         for micro_batch in range(setting.micro_batches):
             starts = self._starts[step, micro_batch].to(self.device)
             tokens = self._train[starts[:, None] + self._window].long()
-            x, sample = tokens[:, :-1], None
+            read = x = tokens[:, :-1]
+            sample = None
             if self._samples.numel() and setting.delta:
                 sample = int(self._samples[step, micro_batch])
             for number, stage in enumerate(self.stages):
-                x = stage(x)
+                x = stage(x, read)
                 if number < len(self.boundaries):
                     x = self.boundaries[number].cross(x, micro_batch, sample)
             loss = _loss(x, tokens)
