@@ -30,7 +30,7 @@ RUNS_AT_ONCE = 4
 def run(
     experiment: str = "accuracy", *, models: Sequence[str] = ("lenet5", "vgg11"), methods: Sequence[str] | None = None,
     epochs: int | None = None, seeds: Sequence[int] | None = None, data: str | None = None,
-    data_dir: Path | None = None, device: str = "auto", lanes: int | None = None, frames: bool = False,
+    data_dir: Path | None = None, device: str = "auto", lanes: int | None = None, frames: bool | None = None,
     settings: Sequence[Setting] | None = None, timing: times.Plan | None = None, records: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Record]:  # fmt: skip
@@ -46,7 +46,8 @@ def run(
         data: Another data set than the paper's, such as ``digits`` for LeNet-5.
         device: ``auto``, ``cpu`` or ``cuda``.
         lanes: Runs side by side; by default 4 on a GPU and 1 on a CPU.
-        frames: Whether to make every frame even where its decoded values can be computed.
+        frames: Whether to make every frame even where its decoded values can be computed; by default on a CPU, where
+            that is faster.
         settings: Replaces the settings of the experiment.
         timing: How long the experiment ``times`` measures.
         records: Folder in which Records are kept, one file for each experiment; unfinished runs are in ``partial``.
@@ -55,6 +56,7 @@ def run(
     if epochs is not None and epochs < 1:
         raise ConfigError(f"epochs must be at least 1, got {epochs}")
     where = device_of(device)
+    framed = where.type == "cpu" if frames is None else frames
     chosen = list(settings) if settings is not None else experiments.settings_of(experiment, models, methods, data)
     if experiment == times.EXPERIMENT:
         return times.measure_all(
@@ -78,7 +80,7 @@ def run(
                 yield unit, scaling.train(unit.setting, unit.seed, unit.epochs, data_dir, counter.add)
         else:
             for batch in batched(missing, lanes or (RUNS_AT_ONCE if where.type == "cuda" else 1)):
-                yield from train(batch, where, data_dir, partial(make_stepper, frames=frames), records, counter.add)
+                yield from train(batch, where, data_dir, partial(make_stepper, frames=framed), records, counter.add)
 
     kind = ROUND if experiment == "resnet50" else RUN
     return run_units(units, RecordLog.of_experiment(records, experiment), kind, where, progress, work)
