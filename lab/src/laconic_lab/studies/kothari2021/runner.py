@@ -11,9 +11,10 @@ from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic.train.devices import device_of
 from laconic_lab.studies.kothari2021 import experiments, scaling, sizes, times
+from laconic_lab.studies.kothari2021.framed import FrameStepper, LocalFrameStepper
 from laconic_lab.studies.kothari2021.results import ROUND, RUN
 from laconic_lab.studies.kothari2021.settings import HYPER, Setting
-from laconic_lab.studies.kothari2021.stepper import ComputedStepper, FrameStepper, LocalStepper, can_compute
+from laconic_lab.studies.kothari2021.stepper import ComputedStepper, LocalStepper, can_compute
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.stepper import Source, Stepper
 from laconic_lab.studies.study import check_experiment
@@ -88,7 +89,10 @@ def run(
 
 def make_stepper(unit: Unit[Setting], source: Source, *, frames: bool = False) -> Stepper:
     """Return the fastest stepper that can train a unit, or the one that makes every frame."""
+    computed, local = can_compute(unit.setting), unit.setting.job(unit.seed).every > 1
     kind: type[Stepper] = FrameStepper
-    if can_compute(unit.setting) and not frames:
-        kind = ComputedStepper if unit.setting.job(unit.seed).every == 1 else LocalStepper
+    if local and not frames:
+        kind = LocalStepper if computed else LocalFrameStepper
+    elif computed and not frames:
+        kind = ComputedStepper
     return kind(unit.setting, unit.seed, unit.epochs, source)
