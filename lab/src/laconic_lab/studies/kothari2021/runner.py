@@ -24,6 +24,8 @@ __all__ = ["run"]
 
 EPOCHS = {model: hyper.epochs for model, hyper in HYPER.items()}
 """The paper's."""
+GRADIENTS = ("sizes", "resnet50")
+"""Experiments that train nothing: they encode gradients."""
 RUNS_AT_ONCE = 4
 """Runs that share a GPU by default."""
 
@@ -39,11 +41,11 @@ def run(
 
     Args:
         experiment: One of ``EXPERIMENTS``.
-        models: Some of ``lenet5`` and ``vgg11``; the experiment ``workers`` has LeNet-5 alone.
+        models: Some of ``lenet5``, ``vgg11``, ``vgg11fc`` and ``resnet50``; ``workers`` has LeNet-5 alone.
         methods: By default all, or those of the experiment.
         epochs: Passes over the images; by default the paper's 20 for LeNet-5 and 50 for VGG-11. The experiment
             ``times`` only extrapolates to them.
-        seeds: By default 0 to 2 for methods 1, 5 and ours, 0 for the others.
+        seeds: By default 0 to 2 for ``accuracy`` and ``adaptive``, 0 for the others.
         data: Another data set than the paper's, such as ``digits`` for LeNet-5.
         device: ``auto``, ``cpu`` or ``cuda``.
         lanes: Runs side by side; by default 4 on a GPU and 1 on a CPU.
@@ -71,8 +73,9 @@ def run(
     ]
 
     def work(missing: list[Unit[Setting]], counter: Counter) -> Iterator[tuple[Unit[Setting], dict[str, Any]]]:
-        if experiment == "resnet50":
-            gradients = [sizes.gradients_of("resnet50", 0, worker) for worker in range(2)] if missing else []
+        if experiment in GRADIENTS:
+            model = missing[0].setting.model if missing else ""
+            gradients = [sizes.gradients_of(model, 0, worker) for worker in range(2)] if missing else []
             for unit in missing:
                 yield unit, sizes.measure(unit.setting, gradients)
                 counter.add(unit.epochs)
@@ -83,7 +86,7 @@ def run(
             for batch in batched(missing, lanes or (RUNS_AT_ONCE if where.type == "cuda" else 1)):
                 yield from train(batch, where, data_dir, partial(make_stepper, frames=framed), records, counter.add)
 
-    kind = ROUND if experiment == "resnet50" else RUN
+    kind = ROUND if experiment in GRADIENTS else RUN
     return run_units(units, RecordLog.of_experiment(records, experiment), kind, where, progress, work)
 
 
