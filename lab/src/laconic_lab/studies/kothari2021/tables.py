@@ -186,7 +186,8 @@ def _staleness(row: Row) -> str:
 
 
 def _resnet50(results: Results) -> Table:
-    rounds = sorted(results.rounds, key=lambda values: method_order(values["name"]))
+    of_resnet = [values for values in results.rounds if values["model"] == "resnet50"]
+    rounds = sorted(of_resnet, key=lambda values: method_order(values["name"]))
     first = next((values["bytes_per_iteration"] for values in rounds if values["name"] == "1"), None)
     rows = [
         (
