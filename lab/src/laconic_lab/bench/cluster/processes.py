@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from laconic.cluster import certificates
-from laconic.errors import LaconicError, WrongResultError
+from laconic.errors import ConfigError, LaconicError, WrongResultError
 from laconic_lab.network import Host, Lab, Link, unique_name
 from laconic_lab.network.paced_proxy import PacedProxy
 
@@ -151,18 +151,21 @@ class _Proxied:
 
 
 @contextmanager
-def network(made_of: str, rate: str | None, workers: int) -> Iterator[Network]:
+def network(made_of: str, rate: str | None, workers: int, *, slow: str | None = None) -> Iterator[Network]:
     """Provide hosts for a server and its workers with links of a rate.
 
     Args:
         made_of: ``LAB``, which needs root, or ``PACED``: one proxy in front of the server, shared by all workers.
         rate: As in ``laconic_lab.network``; None: unlimited.
+        slow: Rate of the last worker's link, if it is another.
     """
     with ExitStack() as stack:
         if made_of == PACED:
+            if slow is not None:
+                raise ConfigError("one slow link needs network namespaces, which need root: a proxy has one rate")
             yield _Proxied(stack.enter_context(PacedProxy(rate=rate)))
             return
-        lab = stack.enter_context(Lab(unique_name("bench"), [Host(rate=rate)] * (workers + 1)))
+        lab = stack.enter_context(Lab(unique_name("bench"), [*[Host(rate=rate)] * workers, Host(rate=slow or rate)]))
         certs = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "certs"
         certificates.new_job(certs, name="bench", hosts=[lab.address(1)], workers=workers, days=1)
         yield _Namespaces(lab, str(certs))

@@ -14,6 +14,7 @@ __all__ = ["EXPERIMENTS", "METHOD_NAMES", "MODES", "OURS", "PAPER", "SEEDS", "se
 
 EXPERIMENTS = (
     "accuracy", "readings", "sizes", "rates", "ingredients", "frontier", "adaptive", "workers", "resnet50", "times",
+    "whole", "unequal",
 )  # fmt: skip
 
 PAPER = ("1", "2", "2w", "3", "4", "5", "6")
@@ -99,15 +100,14 @@ def readings(model: str, data: str | None) -> Iterator[Setting]:
 
 
 def swept(model: str) -> Iterator[Setting]:
-    """Yield methods 1, 4, 5 and 6 with all swept shares of Top-k and bits, for their bytes."""
+    """Yield methods 1, 4 and 6 with all swept shares of Top-k and bits, for their bytes; method 5's frames are 6's."""
     yield setting_of(model, "1", name="1")
     for bits in SWEPT_BITS:
         quantizer = f"qsgd:{bits},bucket=0,norm=l2"
         yield setting_of(model, "4", name=f"4, {bits} bits", push=quantizer, pull=quantizer)
-        for method in ("5", "6"):
-            for keep in SWEPT_KEEPS:
-                codec = f"topk:{keep:g}|{quantizer}"
-                yield setting_of(model, method, name=f"{method}, {100 * keep:g} %, {bits} bits", push=codec, pull=codec)
+        for keep in SWEPT_KEEPS:
+            codec = f"topk:{keep:g}|{quantizer}"
+            yield setting_of(model, "6", name=f"6, {100 * keep:g} %, {bits} bits", push=codec, pull=codec)
     yield setting_of(
         model, "6", name="6, the best worker's weights in float32", push=None, pull=None, sends="weights",
         returns="weights",

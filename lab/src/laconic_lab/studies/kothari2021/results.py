@@ -12,7 +12,8 @@ from laconic_lab.studies import study
 from laconic_lab.studies.kothari2021.experiments import METHOD_NAMES, SEEDS
 from laconic_lab.studies.kothari2021.settings import MODELS
 from laconic_lab.studies.kothari2021.times import LINKS, TIME, busy
-from laconic_lab.studies.study import Count, Series
+from laconic_lab.studies.kothari2021.trainings import TRAINING
+from laconic_lab.studies.study import Count, Positive, Series
 
 __all__ = ["LINK_NAMES", "MODEL_NAMES", "ROUND", "RUN", "Results", "Row", "TimedMethod", "method_order"]
 
@@ -41,16 +42,31 @@ class _RunFields(_RequiredRunFields, _OptionalRunFields):
     """Fields of a run."""
 
 
-_RoundFields = TypedDict("_RoundFields", {  # noqa: UP013
-    "name": str, "model": str, "bytes_per_iteration": float, "encode_s": float, "aggregate_s": float, "answer_s": float,
-    "decode_s": float,
+_RequiredRoundFields = TypedDict("_RequiredRoundFields", {  # noqa: UP013
+    "name": str, "model": str, "every": int, "bytes_per_iteration": float, "encode_s": float, "aggregate_s": float,
+    "answer_s": float, "decode_s": float,
 })  # fmt: skip
+
+
+class _RoundFields(_RequiredRoundFields, total=False):
+    """Fields of exchanges without training."""
+
+    transfer_bytes: int
+
+
 _TimeFields = TypedDict("_TimeFields", {  # noqa: UP013
     "model": str, "link": str, "method": str, "data": str, "options": dict[str, Any], "turn": int,
     "iterations": Count, "iterations_per_epoch": int, "epochs": int, "every": int, "exchange_s": Series,
     "compute_s": float, "encode_s": float, "overlapped_s": float, "communication_s": float, "apply_s": float,
     "total_s": float, "valid": bool, "load_average": Series, "link_measured": list[float], "link_made_of": str,
     "retries": int,
+})  # fmt: skip
+
+
+_TrainingFields = TypedDict("_TrainingFields", {  # noqa: UP013
+    "part": str, "model": str, "method": str, "data": str, "epochs": int, "seed": int, "workers": int, "situation": str,
+    "update": str, "link": str, "seconds": Positive, "iterations": Count, "accuracy": Series, "accuracy_s": Series,
+    "push_bytes": Series, "pull_bytes": Series, "valid": bool, "load_average": Series,
 })  # fmt: skip
 
 
@@ -119,11 +135,18 @@ class Results(study.Results):
     and data set.
     """
 
-    schemas: ClassVar[Mapping[str, Any]] = {RUN: _RunFields, ROUND: _RoundFields, TIME: _TimeFields}
+    schemas: ClassVar[Mapping[str, Any]] = {
+        RUN: _RunFields,
+        ROUND: _RoundFields,
+        TIME: _TimeFields,
+        TRAINING: _TrainingFields,
+    }
 
     def __init__(self, records: Iterable[Record]) -> None:
         super().__init__(records)
         self.times = _timed_methods(self.of_kind(TIME))
+        self.trainings = _trainings(self.of_kind(TRAINING))
+        """Whole trainings by experiment, method, situation and how the server updates."""
         self.rounds = self.of_kind(ROUND)
         """Exchanges of gradients without training, by ``model`` and ``name``."""
         self.experiments: dict[tuple[str, str], dict[str, Row]] = {}
@@ -166,6 +189,20 @@ class Results(study.Results):
         """Return the bytes of method 1 over those of this row; they do not depend on data and length."""
         baseline = self.baseline(row) or self.row(row.values["model"], "1")
         return None if baseline is None else baseline.bytes_per_iteration / row.bytes_per_iteration
+
+
+TrainingKey = tuple[str, str, str, str]
+
+
+def _trainings(trainings: Iterable[Mapping[str, Any]]) -> dict[TrainingKey, Row]:
+    """Group trainings over valid links by experiment, method, situation and update; the longest variant counts."""
+    variants: dict[TrainingKey, dict[tuple[int, str], Row]] = {}
+    for one in trainings:
+        if one["valid"]:
+            key = (one["part"], one["method"], one["situation"], one["update"])
+            row = variants.setdefault(key, {}).setdefault((one["epochs"], one["data"]), Row([]))
+            row.runs[:] = [run for run in row.runs if run["seed"] != one["seed"]] + [one]
+    return {key: max(rows.items())[1] for key, rows in variants.items()}
 
 
 def _preference(row: Row) -> tuple[bool, int, int]:

@@ -10,7 +10,7 @@ from typing import Any
 from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic.train.devices import device_of
-from laconic_lab.studies.kothari2021 import experiments, scaling, sizes, times
+from laconic_lab.studies.kothari2021 import experiments, scaling, sizes, times, trainings
 from laconic_lab.studies.kothari2021.framed import FrameStepper, LocalFrameStepper
 from laconic_lab.studies.kothari2021.results import ROUND, RUN
 from laconic_lab.studies.kothari2021.settings import HYPER, Setting
@@ -24,8 +24,8 @@ __all__ = ["run"]
 
 EPOCHS = {model: hyper.epochs for model, hyper in HYPER.items()}
 """The paper's."""
-GRADIENTS = ("sizes", "resnet50")
-"""Experiments that train nothing: they encode gradients."""
+GRADIENTS = {"sizes": 1, "resnet50": sizes.ROUNDS}
+"""Experiments that train nothing but encode gradients, and the number of rounds: times need several."""
 RUNS_AT_ONCE = 4
 """Runs that share a GPU by default."""
 
@@ -66,6 +66,11 @@ def run(
             list(chosen), timing or times.Plan(), epochs=epochs, data_dir=data_dir, progress=progress,
             records=RecordLog.of_experiment(records, experiment),
         )  # fmt: skip
+    if experiment in trainings.EXPERIMENTS:
+        return trainings.train_all(
+            list(trainings.cases_of(experiment, methods, data)), epochs=epochs, data_dir=data_dir, progress=progress,
+            records=RecordLog.of_experiment(records, experiment), seeds=seeds or (0,),
+        )  # fmt: skip
     units = [
         Unit(experiment, setting, epochs or EPOCHS.get(setting.model, 10), seed)
         for setting in chosen
@@ -77,7 +82,7 @@ def run(
             model = missing[0].setting.model if missing else ""
             gradients = [sizes.gradients_of(model, 0, worker) for worker in range(2)] if missing else []
             for unit in missing:
-                yield unit, sizes.measure(unit.setting, gradients)
+                yield unit, sizes.measure(unit.setting, gradients, rounds=GRADIENTS[experiment])
                 counter.add(unit.epochs)
         elif experiment == "workers":
             for unit in missing:

@@ -17,7 +17,7 @@ from laconic.frames import decode
 from laconic.train.models import build_model, seeded
 from laconic_lab.studies.kothari2021.settings import Setting
 
-__all__ = ["gradients_of", "measure"]
+__all__ = ["ROUNDS", "gradients_of", "measure"]
 
 ROUNDS = 3
 SIDES = {"resnet50": (224, 224), "vgg11fc": (32, 32)}
