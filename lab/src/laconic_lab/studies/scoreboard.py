@@ -84,7 +84,8 @@ def index_tables(studies: Iterable[tuple[str, Sequence[Finding], RecordOf, Seque
 
 def _lengths(sources: Sequence[Mapping[str, Any]]) -> str:
     """Return the epochs of the runs, or their steps where they are not measured in epochs."""
-    epochs = sorted({values["epochs"] for values in sources if "accuracy" in values or "peak" in values})
+    trained = ("accuracy", "peak", "frame_nbytes")  # Records of times also have epochs, to which they are extrapolated
+    epochs = sorted({values["epochs"] for values in sources if any(name in values for name in trained)})
     steps = sorted({values["steps"] for values in sources if "steps" in values and "validation_loss" in values})
     return ", ".join([*map(str, epochs), *(f"{number:,} steps" for number in steps)]) or "–"
 
