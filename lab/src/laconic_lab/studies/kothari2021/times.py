@@ -46,6 +46,8 @@ LINKS = ("unshaped", "1gbit", "100mbit")
 WORKERS = 2
 LEAST = 20
 """Smallest number of iterations of a cell."""
+LEAST_EXCHANGES = 10
+"""Smallest number of exchanges of a turn: those of method 6 are twenty iterations each."""
 WARM_UP = 3
 """Exchanges at the start of a turn that do not count; only one where an exchange has several iterations."""
 CALM = 4.0
@@ -68,7 +70,7 @@ class Plan:
 
     Args:
         iterations: Iterations of a cell (a method, a model and a link) in all turns.
-        cell_seconds: Seconds after which 20 iterations of a cell are enough.
+        cell_seconds: Seconds after which 20 iterations of a cell, and 10 exchanges of a turn, are enough.
         turns: Number of turns that the iterations are divided into.
         links: Some of ``LINKS``.
     """
@@ -180,8 +182,8 @@ class _Bench:
         every = config.job.every
         warm_up = WARM_UP if every == 1 else 1
         enough = _Enough(
-            exchanges=math.ceil(plan.iterations / plan.turns / every),
-            least=math.ceil(LEAST / plan.turns / every),
+            exchanges=max(LEAST_EXCHANGES, math.ceil(plan.iterations / plan.turns / every)),
+            least=max(LEAST_EXCHANGES, math.ceil(LEAST / plan.turns / every)),
             seconds=plan.cell_seconds / plan.turns,
         )
         load_before = os.getloadavg()[0]

@@ -38,7 +38,7 @@ EXPERIMENTS = ("whole", "unequal")
 TRAINING = "kothari2021.training"
 
 WHOLE_METHODS, WHOLE_LINK = ("1", "5", "laconic"), "100mbit"
-UNEQUAL_METHODS, WORKERS = ("1",), 3
+UNEQUAL_METHODS, UNEQUAL_LINK, WORKERS = ("1",), "200mbit", 3
 SITUATIONS = {"equal": (None, None), "one slow worker": (None, 0.25), "one slow link": ("10mbit", None)}
 """Rate of the last worker's link, and the share of the time in which the last worker may run."""
 MODES = {"sync": ("sync", 0), "sync, 1 backup": ("sync", 1), "bounded:4": ("bounded:4", 0), "async": ("async", 0)}
@@ -89,7 +89,7 @@ def cases_of(experiment: str, methods: Sequence[str] | None, data: str | None) -
                     options |= {"returns": "delta", "pull": method_options(method, mode)["pull"]}
                 shape: dict[str, Any] = {"workers": WORKERS, "mode": mode, "batch": 32}
                 setting = setting_of("lenet5", method, data=data or "digits", **shape, **options)
-                yield Case(experiment, setting, situation, name, WHOLE_LINK)
+                yield Case(experiment, setting, situation, name, UNEQUAL_LINK)
 
 
 def train_all(
