@@ -52,6 +52,7 @@ class _RoundFields(_RequiredRoundFields, total=False):
     """Fields of exchanges without training."""
 
     transfer_bytes: int
+    values: int
 
 
 _TimeFields = TypedDict("_TimeFields", {  # noqa: UP013

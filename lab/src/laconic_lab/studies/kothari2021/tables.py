@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
@@ -120,7 +121,7 @@ def _readings(results: Results) -> Table:
         for row in results.rows("readings", model):
             less, held = results.less(row), [run["worker_accuracy"] for run in row.runs if "worker_accuracy" in run]
             rows.append((
-                MODEL_NAMES[model], row.name, f"{row.values['data']}, {row.values['epochs']}",
+                MODEL_NAMES[model], f"method {row.name}", f"{row.values['data']}, {row.values['epochs']}",
                 mean_and_values(row.final), mean_and_values(held) if held else "", _kilobytes(row.bytes_per_iteration),
                 "" if less is None else f"{less:,.4g}",
             ))  # fmt: skip
@@ -286,16 +287,23 @@ def _end_to_end(results: Results) -> Table:
 
 
 def _swept(results: Results) -> Table:
-    """Return the bytes of one transfer by share of Top-k and bits, with the paper's layers, and of method 6."""
+    """Return the bytes of one transfer with the paper's layers by share of Top-k and bits, and of method 6."""
     rows = []
     for values in results.rounds:
-        if values["model"] == "vgg11fc":
-            transfer = values["transfer_bytes"] / 1e6
-            each = transfer / values["every"]
-            rows.append((
-                values["name"], f"{transfer:.4g}", f"{each:.4g}", f"{values['bytes_per_iteration'] / 1e6:.4g}",
-            ))  # fmt: skip
-    columns = ("reading", "MB of a transfer", "MB of a transfer, an iteration", "MB of all transfers, an iteration")
+        if values["model"] != "vgg11fc":
+            continue
+        transfer, every = values["transfer_bytes"] / 1e6, values["every"]
+        plain = ""
+        if match := re.fullmatch(r"6, ([\d.]+) %, (\d+) bits", values["name"]):
+            kept = float(match[1]) / 100 * values["values"]
+            plain = f"{kept * (32 + int(match[2])) / 8e6 / every:.3g}"
+        rows.append((
+            f"method {values['name']}", f"{transfer:.4g}", f"{transfer / every:.3g}", plain,
+            f"{values['bytes_per_iteration'] / 1e6:.3g}",
+        ))  # fmt: skip
+    columns = (
+        "reading", "MB of a transfer", "of an iteration", "with positions of 32 bits", "of an iteration, all transfers",
+    )  # fmt: skip
     return make_table("Bytes by keep and bits, with the paper's layers", columns, rows)
 
 
