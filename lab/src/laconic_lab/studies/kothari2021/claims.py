@@ -167,6 +167,11 @@ def _workers_top1(model: str, reading: str) -> Callable[[Results], Evidence | No
     return evidence
 
 
+def _vgg_2w(results: Results) -> Evidence | None:
+    """Weights by QSGD as the paper has it, with one norm per layer, or else with norms of 512 values."""
+    return _workers_top1("vgg11", "2w, 4 bits, a norm per layer")(results) or _top1("vgg11", "2w")(results)
+
+
 def _bytes_of_3_over_1(results: Results) -> Evidence | None:
     first, third = results.row("vgg11", "1"), results.row("vgg11", "3")
     if first is None or third is None:
@@ -239,7 +244,7 @@ CLAIMS = (
     Claim("lenet_loss", "largest loss of any method on LeNet-5 (without 2w)", "8", 2.0, "<", "points",
           evidence=_largest_loss),
     Claim("vgg_2w", "top-1 of VGG-11, weights by QSGD: no convergence", "5", 20.0, "<", "%",
-          evidence=_top1("vgg11", "2w")),
+          evidence=_vgg_2w),
     Claim("lenet_2w", "top-1 of a worker's LeNet-5, weights by QSGD with 4 bits and a norm per layer: no convergence",
           "5", 20.0, "<", "%", evidence=_workers_top1("lenet5", "2w, 4 bits, a norm per layer")),
     Claim("vgg_comm_5", "method 5's communication time over method 1's", "8", 0.5, "=", "×", 0.1,
