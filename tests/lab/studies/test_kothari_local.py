@@ -71,6 +71,17 @@ def test_local_steps_with_real_frames_train_like_frames(source: Source, name: st
     assert local.summary()["worker_accuracy"] == framed.summary()["worker_accuracy"]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BY_FRAMES)
+def test_local_steps_as_graphs_train_like_frames_on_a_gpu(name: str) -> None:
+    source = Source("digits", None, torch.device("cuda"))
+    graphed, framed = (kind(BY_FRAMES[name], 1, 3, source) for kind in (LocalFrameStepper, FrameStepper))
+    for stepper in (graphed, framed):
+        train_epochs(stepper, 3)
+    assert graphed.graph and graphed.curve.accuracy[-1] == pytest.approx(framed.curve.accuracy[-1], abs=5.0)
+    assert graphed.curve.push_bytes == pytest.approx(framed.curve.push_bytes, rel=0.02)
+
+
 @pytest.mark.parametrize("name", BY_FRAMES)
 def test_local_run_with_real_frames_resumes_between_exchanges(source: Source, name: str) -> None:
     whole, first, second = (LocalFrameStepper(BY_FRAMES[name], 0, 4, source) for _ in range(3))

@@ -53,7 +53,11 @@ def test_tables_and_the_claim_of_asynchronous_training_follow_from_the_records()
     assert [row[5] for row in tables["Trained from start to end over a slow link"]] == ["1.00", "3.00"]
 
 
-def test_one_slow_link_needs_network_namespaces() -> None:
+def test_one_slow_link_needs_network_namespaces(caplog: pytest.LogCaptureFixture) -> None:
+    slow = [case for case in cases_of("unequal", None, None) if case.situation == "one slow link"]
+    with caplog.at_level("WARNING", "laconic"):
+        assert train_all(slow, made_of=PACED) == []
+    assert "4 trainings with one slow link are left out" in caplog.text
     with pytest.raises(ConfigError, match="one slow link needs network namespaces"):
         network(PACED, "100mbit", 2, slow="10mbit").__enter__()
 
