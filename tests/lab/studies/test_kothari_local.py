@@ -75,7 +75,7 @@ def test_local_steps_with_real_frames_train_like_frames(source: Source, name: st
 @pytest.mark.parametrize("name", BY_FRAMES)
 def test_local_steps_as_graphs_train_like_frames_on_a_gpu(name: str) -> None:
     source = Source("digits", None, torch.device("cuda"))
-    graphed, framed = (kind(BY_FRAMES[name], 1, 3, source) for kind in (LocalFrameStepper, FrameStepper))
+    graphed, framed = LocalFrameStepper(BY_FRAMES[name], 1, 3, source), FrameStepper(BY_FRAMES[name], 1, 3, source)
     for stepper in (graphed, framed):
         train_epochs(stepper, 3)
     assert graphed.graph and graphed.curve.accuracy[-1] == pytest.approx(framed.curve.accuracy[-1], abs=5.0)
