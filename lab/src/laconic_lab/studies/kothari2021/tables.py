@@ -118,7 +118,7 @@ def _readings(results: Results) -> Table:
     """Return the readings of what the paper leaves open, with the accuracy of the server's and a worker's weights."""
     rows = []
     for model in results.models("readings"):
-        for row in results.rows("readings", model):
+        for row in sorted(results.rows("readings", model), key=lambda row: method_order(row.name.split(",")[0])):
             less, held = results.less(row), [run["worker_accuracy"] for run in row.runs if "worker_accuracy" in run]
             rows.append((
                 MODEL_NAMES[model], f"method {row.name}", f"{row.values['data']}, {row.values['epochs']}",
