@@ -9,7 +9,7 @@ from typing import Any
 
 from laconic.tables import Table
 from laconic_lab.studies import load_study, study_names
-from laconic_lab.studies.scoreboard import index_tables
+from laconic_lab.studies.scoreboard import index_tables, other_records
 from laconic_lab.studies.study import Study
 
 HERE = Path(__file__).resolve().parent
@@ -35,7 +35,8 @@ def refresh(study: Study[Any]) -> None:
 
 
 def refresh_index(studies: Iterable[Study[Any]]) -> None:
-    fill(HERE / "index.md", index_tables(study.judged(RECORDS / study.name) for study in studies))
+    others = other_records(RECORDS, study_names())
+    fill(HERE / "index.md", index_tables((study.judged(RECORDS / study.name) for study in studies), others))
 
 
 if __name__ == "__main__":

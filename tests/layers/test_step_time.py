@@ -64,6 +64,16 @@ def test_wrong_arguments_raise() -> None:
         timings(model, small, "images")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="the models are on cpu and meta"):
         timings(model, copy.deepcopy(small).to("meta"), torch.randn(2, 64))
+    with pytest.raises(ConfigError, match="a step can be a graph on a CUDA device only, the models are on cpu"):
+        timings(model, small, torch.randn(2, 64), graph=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", ["monarch:0.1", "lowrank:0.1"])
+def test_wide_layer_in_one_launch_is_faster_than_the_dense_one_on_a_gpu(scheme: str) -> None:
+    model, small = (each.cuda() for each in pair(4096, scheme))
+    result = timings(model, small, torch.randn(256, 4096), graph=True)
+    assert result.graph and result.h < 1, result
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from laconic.train import MODELS, build_model
 from laconic.train.models import GPT, GPTConfig
 
 PARAMETERS = {
-    "mlp": 327_880, "lenet5": 61_706, "vgg11": 9_231_114, "alexnet": 61_100_840, "resnet50": 25_557_032, "gpt": 875_264,
+    "mlp": 327_880, "lenet5": 61_706, "vgg11": 9_231_114, "alexnet": 61_100_840, "resnet50": 25_557_032,
+    "vgg11fc": 34_440_970, "gpt": 875_264,
 }  # fmt: skip
 SHAPES = {  # of inputs and outputs; small images where a model takes seconds
     "mlp": ((3, 1, 28, 28), (3, 10)),
@@ -19,6 +20,7 @@ SHAPES = {  # of inputs and outputs; small images where a model takes seconds
     "vgg11": ((2, 3, 32, 32), (2, 10)),
     "alexnet": ((1, 3, 224, 224), (1, 1000)),
     "resnet50": ((1, 3, 64, 64), (1, 1000)),
+    "vgg11fc": ((2, 3, 32, 32), (2, 10)),
     "gpt": ((2, 128), (2, 128, 256)),
 }
 

@@ -125,7 +125,7 @@ def test_vgg11_accepts_cifar10(tmp_path: Path) -> None:
     ("lenet5", "text", "choose digits or mnist for data; 'text' is for gpt"),
     ("alexnet", "cifar10", "takes 3 x 224 x 224 images in 1,000 classes, which no built-in data set has"),
     ("resnet50", "digits", "choose cifar10 for data; 'digits' is for mlp or lenet5"),
-    ("vgg16", "digits", "unknown model 'vgg16': use one of mlp, lenet5, vgg11, alexnet, resnet50, gpt"),
+    ("vgg16", "digits", "unknown model 'vgg16': use one of mlp, lenet5, vgg11, alexnet, resnet50, vgg11fc, gpt"),
     ("mlp", "imagenet", "unknown data set 'imagenet': use one of digits, mnist, cifar10, text"),
 ])  # fmt: skip
 def test_model_and_data_that_do_not_fit_raise_config_error(model: str, data: str, words: str) -> None:

@@ -21,7 +21,7 @@ STAGES = (
     "qsgd", "randk", "rans", "shared", "sign", "terngrad", "thc", "threshold", "topk", "uniform", "union", "zstd",
 )  # fmt: skip
 METHODS = ("1", "2", "2w", "3", "4", "5", "6", "laconic", "laconic-min", "homomorphic", "adaptive")
-MODELS = ("mlp", "lenet5", "vgg11", "alexnet", "resnet50", "gpt")
+MODELS = ("mlp", "lenet5", "vgg11", "alexnet", "resnet50", "vgg11fc", "gpt")
 DATA = ("digits", "mnist", "cifar10", "text")
 MODES = ("sync", "async", "bounded:")
 OPTIMIZERS = ("sgd", "adamw", "muon")

@@ -54,7 +54,7 @@ _run = partial(option, rich_help_panel="The run")
 
 def train(
     model: Annotated[
-        str, _task("mlp, lenet5, vgg11, alexnet, resnet50 or gpt.", autocompletion=one_of(*MODELS))
+        str, _task("mlp, lenet5, vgg11, alexnet, resnet50, vgg11fc or gpt.", autocompletion=one_of(*MODELS))
     ] = "mlp",
     data: Annotated[str, _task("digits (embedded), mnist, cifar10 or text.", autocompletion=one_of(*DATA))] = "digits",
     data_dir: Annotated[Path | None, _task("Folder of data sets.", "$LACONIC_DATA", metavar="DIR")] = None,

@@ -33,7 +33,7 @@ OPTIMIZERS: Mapping[str, Moments] = {"sgd": "none", "momentum": "momentum", "ada
 
 MODEL_FAMILIES = {
     "mlp": "mlp", "lenet5": "convolutional", "vgg11": "convolutional", "alexnet": "convolutional",
-    "resnet50": "convolutional", "gpt": "transformer",
+    "resnet50": "convolutional", "vgg11fc": "convolutional", "gpt": "transformer",
 }  # fmt: skip
 """Families of the models that come with laconic."""
 

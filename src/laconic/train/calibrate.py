@@ -40,10 +40,10 @@ __all__ = ["BUSY_SHARE", "busy", "calibrate", "check_model", "measure_ranks", "m
 
 INPUT_SHAPES = {
     "mlp": (1, 28, 28), "lenet5": (1, 28, 28), "vgg11": (3, 32, 32), "alexnet": (3, 224, 224),
-    "resnet50": (3, 224, 224),
+    "resnet50": (3, 224, 224), "vgg11fc": (3, 32, 32),
 }  # fmt: skip
 CLASSES = {"alexnet": 1000, "resnet50": 1000}
-BATCHES = {"alexnet": 16, "resnet50": 4, "vgg11": 16}
+BATCHES = {"alexnet": 16, "resnet50": 4, "vgg11": 16, "vgg11fc": 16}
 """Examples of a step on a CPU, if not 64."""
 SLOWEST_S = 1.0
 """A codec that takes longer for a model's gradient is not measured on it: its speed on other tensors is enough."""

@@ -34,7 +34,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "1": ("push gradients, pull weights, nothing compressed", {"returns": "weights"}),
     "2": ("push QSGD gradients, pull weights", {"push": _QSGD, "returns": "weights"}),
     "2w": (
-        "push QSGD gradients, pull QSGD weights: does not converge, kept to show it",
+        "push QSGD gradients, pull QSGD weights, which costs accuracy; kept to show it",
         {"push": _QSGD, "pull": _QSGD, "returns": "weights"},
     ),
     "3": ("push and pull gradients, nothing compressed", {"returns": "gradients"}),

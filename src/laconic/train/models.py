@@ -97,6 +97,15 @@ def _vgg11() -> nn.Module:
     return _named(**layers, flatten=nn.Flatten(), head=nn.Linear(channels, 10))
 
 
+def _vgg11fc() -> nn.Module:
+    """VGG-11 with four pools and three linear layers, as Kothari et al. 2021 describe it: 34,440,970 parameters."""
+    layers = dict(_vgg11().named_children())
+    del layers["pool8"], layers["head"]
+    layers |= {"fc1": nn.Linear(2048, 4096), "relu9": nn.ReLU(inplace=True)}
+    layers |= {"fc2": nn.Linear(4096, 4096), "relu10": nn.ReLU(inplace=True), "head": nn.Linear(4096, 10)}
+    return _named(**layers)
+
+
 def _alexnet() -> nn.Module:
     """AlexNet as in "One weird trick" (Krizhevsky 2014), without dropout: 61,100,840 parameters."""
     return _named(
@@ -243,6 +252,7 @@ MODELS: Mapping[str, ModelInfo] = MappingProxyType(
             ("cifar10",),
             {"cifar10": _resnet50_cifar10},
         ),
+        "vgg11fc": ModelInfo("VGG-11 for CIFAR-10 with three linear layers", _vgg11fc, SMALL, ("cifar10",)),
         "gpt": ModelInfo("a decoder of 4 layers over bytes, 128 wide", GPT, "windows of 128 bytes", ("text",)),
     }
 )

@@ -201,7 +201,7 @@ def build_task(
     random sources, and later randomness in the model or the data sets (dropout, augmentation), are not seeded.
 
     Args:
-        model: ``mlp``, ``lenet5``, ``vgg11``, ``resnet50`` or ``gpt``. (``alexnet`` needs a script with images.)
+        model: ``mlp``, ``lenet5``, ``vgg11``, ``vgg11fc``, ``resnet50`` or ``gpt``. (``alexnet`` needs a script.)
         data: ``digits``, ``mnist``, ``cifar10`` or ``text``; see ``data``.
         data_dir: Folder of the data set; see ``data``.
         seed: Seed of the initial weights and of the held-out examples.

@@ -38,7 +38,8 @@ def test_json_counts_runs_and_compared_frames(run: Run, work_dir: Path) -> None:
     flags = ("--models", "lenet5", "--methods", "1,5", "--seeds", "0", "--data", "digits", "--epochs", "1")
     result = run("study", "kothari2021", *flags, "--records", "kept", "--device", "cpu", "--json")
     found = json.loads(result.stdout)
-    assert (found["records"], found["runs"], found["frames_that_differ"]) == (2, 2, 0) and found["frames_compared"] > 0
+    assert (found["records"], found["runs"], found["frames_that_differ"]) == (2, 2, 0)
+    assert found["frames_compared"] == 0  # on a CPU every frame is made, none is computed
     titles = [table["title"] for table in found["tables"]]
     assert "Top-1 accuracy" in titles and "Average cost of an iteration" in titles
     again = run("study", "kothari2021", "--part", "report", "--records", "kept")

@@ -124,7 +124,7 @@ def test_speed_times_a_step_and_a_codec(monkeypatch: pytest.MonkeyPatch) -> None
     assert step["compressed_s"] > 0 and step["rho"] == pytest.approx(0.103, abs=0.001)
     round_ = speed._codec("ef|thc:4", torch.device("cpu"))
     assert round_["encode_s"] > 0 and round_["decode_s"] > 0 and 0.08 < round_["error"] < 0.12
-    assert len(list(speed.cases())) == (5 * len(SCHEMES) - 1) * len(RHOS) + 3
+    assert len(list(speed.cases())) == (5 * len(SCHEMES) - 1) * len(RHOS) + 3 + 6
 
 
 def run_of(layers: str | None, codec: str, top1: float, *, part: str = "sums", **values: Any) -> Record:

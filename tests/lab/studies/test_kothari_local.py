@@ -7,8 +7,9 @@ import torch
 from steppers import train_epochs
 
 from laconic_lab.studies.kothari2021 import experiments
+from laconic_lab.studies.kothari2021.framed import FrameStepper, LocalFrameStepper
 from laconic_lab.studies.kothari2021.settings import HYPER, Setting, setting_of
-from laconic_lab.studies.kothari2021.stepper import ComputedStepper, FrameStepper, LocalStepper, Source, can_compute
+from laconic_lab.studies.kothari2021.stepper import ComputedStepper, LocalStepper, Source, can_compute
 
 
 def local(channel: str, small: str = "ef|bf16", **options: object) -> Setting:
@@ -47,6 +48,50 @@ def test_local_run_resumes_between_exchanges(source: Source) -> None:
     train_epochs(second, 3)
     again, wanted = second.state(), whole.state()
     assert again.keys() == wanted.keys() and all(again[name].equal(wanted[name]) for name in wanted)
+
+
+BY_FRAMES = {
+    "6": setting_of("lenet5", "6", data="digits", every=2),
+    "whole weights of the best": setting_of(
+        "lenet5", "6", data="digits", every=2, push=None, pull=None, sends="weights", returns="weights"
+    ),
+    "adaptive": setting_of("lenet5", "adaptive", data="digits", every=2),
+}
+
+
+@pytest.mark.parametrize("name", BY_FRAMES)
+def test_local_steps_with_real_frames_train_like_frames(source: Source, name: str) -> None:
+    setting = BY_FRAMES[name]
+    local, framed = LocalFrameStepper(setting, 1, 2, source), FrameStepper(setting, 1, 2, source)
+    for stepper in (local, framed):
+        train_epochs(stepper, 2)
+    assert not can_compute(setting) and local.curve.accuracy == framed.curve.accuracy
+    assert local.curve.push_bytes == pytest.approx(framed.curve.push_bytes, rel=1e-3)  # rounding of the steps differs
+    assert local.curve.pull_bytes == pytest.approx(framed.curve.pull_bytes, rel=1e-3)
+    assert local.summary()["worker_accuracy"] == framed.summary()["worker_accuracy"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BY_FRAMES)
+def test_local_steps_as_graphs_train_like_frames_on_a_gpu(name: str) -> None:
+    source = Source("digits", None, torch.device("cuda"))
+    graphed, framed = LocalFrameStepper(BY_FRAMES[name], 1, 3, source), FrameStepper(BY_FRAMES[name], 1, 3, source)
+    for stepper in (graphed, framed):
+        train_epochs(stepper, 3)
+    assert graphed.graph and graphed.curve.accuracy[-1] == pytest.approx(framed.curve.accuracy[-1], abs=5.0)
+    assert graphed.curve.push_bytes == pytest.approx(framed.curve.push_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("name", BY_FRAMES)
+def test_local_run_with_real_frames_resumes_between_exchanges(source: Source, name: str) -> None:
+    whole, first, second = (LocalFrameStepper(BY_FRAMES[name], 0, 4, source) for _ in range(3))
+    train_epochs(whole, 4)
+    train_epochs(first, 1)  # three iterations: the third is in no exchange yet
+    second.done = 1
+    second.load({key: x.clone() for key, x in first.state().items()})
+    train_epochs(second, 3)
+    again, wanted = second.state(), whole.state()
+    assert again.keys() == wanted.keys() and all(again[key].equal(wanted[key]) for key in wanted)
 
 
 @pytest.mark.parametrize("method, computed", [("1", True), ("laconic", True), ("6", False), ("adaptive", False)])

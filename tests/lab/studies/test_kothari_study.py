@@ -15,8 +15,9 @@ from laconic.records import read
 from laconic.train.methods import METHODS
 from laconic_lab.studies import trainer
 from laconic_lab.studies.kothari2021 import STUDY, experiments, runner, scaling, sizes
+from laconic_lab.studies.kothari2021.framed import FrameStepper, LocalFrameStepper
 from laconic_lab.studies.kothari2021.settings import HYPER, Setting, setting_of
-from laconic_lab.studies.kothari2021.stepper import ComputedStepper, FrameStepper, Source, Stepper, can_compute
+from laconic_lab.studies.kothari2021.stepper import ComputedStepper, Source, Stepper, can_compute
 
 CPU = torch.device("cpu")
 
@@ -92,6 +93,9 @@ def test_stepper_with_frames_is_made_on_request(source: Source) -> None:
     assert isinstance(runner.make_stepper(unit, source), ComputedStepper)
     assert isinstance(runner.make_stepper(unit, source, frames=True), FrameStepper)
     assert not can_compute(small("6"))
+    best = trainer.Unit("accuracy", small("6", every=2), 1, 0)
+    assert isinstance(runner.make_stepper(best, source), LocalFrameStepper)
+    assert isinstance(runner.make_stepper(best, source, frames=True), FrameStepper)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -131,10 +131,17 @@ def test_without_times_their_tables_and_columns_are_missing() -> None:
     assert not table(results, "End-to-end time") and len(table(results, "Average cost of an iteration")[0]) == 4
 
 
-def test_variant_with_most_runs_counts() -> None:
+def test_paper_data_then_seeds_then_length_decide_which_variant_counts() -> None:
     results = Results([record("1", epochs=1), record("1", epochs=2), record("5", epochs=2)])
     row = results.row("vgg11", "1")
     assert row is not None and row.values["epochs"] == 2 and Row.bytes_by_epoch(row.runs[0]) == [7e8, 1.4e9]
+    longer = record("1", epochs=50, accuracy=[50.0, 90.0])
+    results = Results([record("1"), record("1", 1), longer, record("5", data="digits", epochs=99), record("5")])
+    row, five = results.row("vgg11", "1"), results.row("vgg11", "5")
+    assert row is not None and row.values["epochs"] == 2 and len(row.runs) == 2
+    assert five is not None and five.values["data"] == "cifar10"
+    long_five = Results([record("1"), longer, record("5", epochs=50)]).row("vgg11", "5")
+    assert long_five is not None and Results([record("1"), longer, record("5", epochs=50)]).loss(long_five) == [4.0]
 
 
 def test_changed_options_replace_older_runs() -> None:

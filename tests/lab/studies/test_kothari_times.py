@@ -107,7 +107,7 @@ def test_invalid_or_busy_turns_are_measured_again(tmp_path: Path, monkeypatch: p
         return STUDY.run("times", models=["lenet5"], methods=["1", "6"], data="digits", timing=plan, records=tmp_path)
 
     assert [one.values["valid"] for one in go()] == [False] * 4
-    assert trained[0] == (100, 10, 5.0) and trained[1] == (5, 1, 5.0)
+    assert trained[0] == (100, 10, 5.0) and trained[1] == (10, 10, 5.0)
     wire.goodput = 9.5e8
     assert [one.values["valid"] for one in go()] == [True] * 4 and len(trained) == 8
     go()

@@ -12,8 +12,9 @@ import torch
 from laconic.errors import ConfigError, FileError
 from laconic.records import Record
 from laconic.train.data import Images, load
-from laconic_lab.studies.oland2015 import STUDY, error_decomposition, experiments
-from laconic_lab.studies.oland2015.experiments import EXPERIMENTS
+from laconic_lab.studies.oland2015 import STUDY, buckets, error_decomposition, experiments
+from laconic_lab.studies.oland2015.coding import CODEC, huffman_bits, lzw_nbytes
+from laconic_lab.studies.oland2015.experiments import TRAINED
 from laconic_lab.studies.oland2015.runner import batched
 from laconic_lab.studies.oland2015.settings import BASELINE, Setting
 
@@ -29,7 +30,7 @@ def images() -> Images:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", TRAINED)
 def test_experiment_computes_what_real_frames_give(images: Images, experiment: str) -> None:
     last = list(experiments.settings_of(experiment, SMALL))[-1]
     one, other = (
@@ -47,10 +48,10 @@ def test_experiment_computes_what_real_frames_give(images: Images, experiment: s
 
 
 def test_settings_of_an_experiment_are_distinct() -> None:
-    assert {one: len(list(experiments.settings_of(one, Setting()))) for one in EXPERIMENTS} == {
+    assert {one: len(list(experiments.settings_of(one, Setting()))) for one in TRAINED} == {
         "headline": 3, "fixed": 30, "grid": 16, "entropy": 1, "map": 108, "collapse": 1, "beyond": 64, "gradients": 7,
     }  # fmt: skip
-    for experiment in EXPERIMENTS:
+    for experiment in TRAINED:
         settings = list(experiments.settings_of(experiment, Setting()))
         assert len(set(settings)) == len(settings)
 
@@ -136,3 +137,36 @@ def test_invalid_arguments_raise_config_error(images: Images, arguments: dict[st
 def test_invalid_settings_raise_config_error(fields: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         Setting(**fields)  # type: ignore[arg-type]
+
+
+def test_lzw_and_huffman_count_what_they_would_write() -> None:
+    noise = torch.randint(256, (20_000,), generator=torch.Generator().manual_seed(0)).to(torch.uint8).numpy().tobytes()
+    assert lzw_nbytes(b"") == 0 and lzw_nbytes(noise) > len(noise) and lzw_nbytes(b"ab" * 10_000) < 1000
+    assert lzw_nbytes(b"abab") == 4  # a, b and ab, of nine bits each
+    assert huffman_bits([4, 2, 1, 1]) == 4 * 1 + 2 * 2 + 3 + 3
+
+
+def test_coded_weights_are_recorded_once(images: Images, tmp_path: Path) -> None:
+    def go() -> list[Record]:
+        return STUDY.run("coding", runs=2, epochs=1, workers=2, data=images, records=tmp_path, default=SMALL)
+
+    first, second = go()
+    values = first.values
+    assert values["codec"] == CODEC and values["nbytes"] == 4 * (784 * 392 + 392 * 50 + 50 * 10)
+    assert 0 < values["side_nbytes"] < values["frame_nbytes"] < values["nbytes"] and values["encode_s"] > 0
+    assert [one.to_json() for one in go()] == [first.to_json(), second.to_json()]
+    (table,) = [one for one in STUDY.all_tables(STUDY.load(tmp_path)) if one.title == "What coding saves and costs"]
+    assert len(table.rows) == 2
+    assert {one.claim.key for one in STUDY.findings(STUDY.load(tmp_path))} == {"lzw", "side", "cost"}
+
+
+def test_buckets_are_recorded_once(images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets.run_all, "__kwdefaults__", {"specs": ("none", "adaptive:5.0|rans"), "epochs": 1})
+    found = STUDY.run("buckets", data=images, records=tmp_path)
+    assert [one.values["codec"] for one in found] == ["none"] * 2 + ["adaptive:5.0|rans"] * 2
+    monkeypatch.setattr(buckets, "_train", None)
+    assert STUDY.run("buckets", data=images, records=tmp_path) == found
+    tables = {table.title: table for table in STUDY.all_tables(STUDY.load(tmp_path))}
+    assert [row[0] for row in tables["Gradients of the whole network in one packet"].rows] == [
+        "`none`", "`adaptive:5.0|rans`",
+    ]  # fmt: skip

@@ -12,10 +12,13 @@ import pytest
 from laconic.errors import ConfigError, FileError
 from laconic.records import Record, write
 from laconic_lab.studies import load_study, study_names
-from laconic_lab.studies.scoreboard import GOAL, OUTCOMES, index_tables, outcome
+from laconic_lab.studies.scoreboard import GOAL, OUTCOMES, index_tables, other_records, outcome
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = ROOT / "docs" / "studies"
+
+NOT_RUN = {"kothari2021": ["async_time", "goal_lenet5_laconic-min"]}
+"""Claims whose experiment has no Records yet."""
 
 each_study = pytest.mark.parametrize("name", study_names())
 
@@ -50,7 +53,8 @@ def test_page_shows_the_tables_of_the_committed_records(name: str) -> None:
 def test_overview_shows_the_scoreboard_of_all_committed_records() -> None:
     page = (PAGES / "index.md").read_text(encoding="utf-8")
     studies = map(load_study, study_names())
-    for table in index_tables(study.judged(ROOT / "results" / study.name) for study in studies):
+    others = other_records(ROOT / "results", study_names())
+    for table in index_tables((study.judged(ROOT / "results" / study.name) for study in studies), others):
         shown = f"<!-- {table.title} -->\n{table.to_markdown()}\n<!-- end -->"
         assert shown in page, f"run python docs/studies/refresh.py: {table.title} of the overview is out of date"
 
@@ -85,7 +89,8 @@ def test_page_shows_every_figure_of_the_committed_records(name: str) -> None:
 def test_every_verdict_says_how(name: str) -> None:
     study = load_study(name)
     findings = study.findings(committed(name))
-    assert [finding.claim for finding in findings] == list(study.claims)
+    without = [claim.key for claim in study.claims if claim not in [finding.claim for finding in findings]]
+    assert without == NOT_RUN.get(name, [])
     assert all(finding.values()["how"] in ("measured", "formula", "simulated", "fitted") for finding in findings)
     goals = ("met", "not met", "no interval", "formula only")
     assert all(outcome(one) in (goals if one.claim.section == GOAL else OUTCOMES) for one in findings)

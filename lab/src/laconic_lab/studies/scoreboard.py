@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from laconic.records import Record
+from laconic.records import Record, read
 from laconic.tables import Table
 from laconic_lab.studies.claims import Finding, verdict
 
-__all__ = ["GOAL", "OUTCOMES", "index_tables", "outcome", "scoreboard"]
+__all__ = ["GOAL", "OUTCOMES", "index_tables", "other_records", "outcome", "scoreboard"]
 
 GOAL = "goal"
 """Section of claims that are our own goals and not a paper's."""
@@ -60,11 +61,15 @@ def scoreboard(findings: Sequence[Finding], record_of: RecordOf) -> Table:
     return Table(columns, rows, text_columns=len(columns), title="Scoreboard")
 
 
-def index_tables(studies: Iterable[tuple[str, Sequence[Finding], RecordOf, Sequence[Record]]]) -> list[Table]:
+def index_tables(
+    studies: Iterable[tuple[str, Sequence[Finding], RecordOf, Sequence[Record]]],
+    others: Mapping[str, Sequence[Record]] | None = None,
+) -> list[Table]:
     """Return the scoreboard of all papers, that of our goals, and a count of Records without a commit.
 
     Args:
         studies: Name, findings, function from values to their Record, and all Records of each study.
+        others: Records of benchmarks and tests, by folder.
     """
     rows: dict[bool, list[tuple[str, ...]]] = {False: [], True: []}
     counts = []
@@ -72,19 +77,35 @@ def index_tables(studies: Iterable[tuple[str, Sequence[Finding], RecordOf, Seque
         link = f"[{name}]({name}.md)"
         for finding in findings:
             rows[finding.claim.section == GOAL].append((link, *_row(finding, record_of)))
-        unnamed = sum(record.commit is None for record in records)
-        counts.append((link, f"{len(records):,}", f"{unnamed:,}"))
+        counts.append((link, *_count(records)))
+    counts += [(f"`{folder}`", *_count(records)) for folder, records in sorted((others or {}).items())]
     width = len(CLAIM_COLUMNS) + 1
     return [
         Table(("study", *CLAIM_COLUMNS), rows[False], width, "Scoreboard"),
         Table(("study", *GOAL_COLUMNS), rows[True], width, "Goals"),
-        Table(("study", "Records", f"of these without a commit ({NO_COMMIT})"), counts, 1, "Records"),
+        Table(("study or benchmark", "Records", f"of these without a commit ({NO_COMMIT})"), counts, 1, "Records"),
     ]
+
+
+def _count(records: Sequence[Record]) -> tuple[str, str]:
+    """Return the number of Records, and of those without a commit."""
+    return f"{len(records):,}", f"{sum(record.commit is None for record in records):,}"
+
+
+def other_records(results: Path, studies: Iterable[str]) -> dict[str, list[Record]]:
+    """Return the Records in the folders of ``results`` that belong to no study."""
+    known, found = set(studies), dict[str, list[Record]]()
+    for path in sorted(results.glob("*/**/*.jsonl")):
+        folder = path.relative_to(results).parts[0]
+        if folder not in known:
+            found.setdefault(folder, []).extend(read(path))
+    return found
 
 
 def _lengths(sources: Sequence[Mapping[str, Any]]) -> str:
     """Return the epochs of the runs, or their steps where they are not measured in epochs."""
-    epochs = sorted({values["epochs"] for values in sources if "accuracy" in values or "peak" in values})
+    trained = ("accuracy", "peak", "frame_nbytes")  # Records of times also have epochs, to which they are extrapolated
+    epochs = sorted({values["epochs"] for values in sources if any(name in values for name in trained)})
     steps = sorted({values["steps"] for values in sources if "steps" in values and "validation_loss" in values})
     return ", ".join([*map(str, epochs), *(f"{number:,} steps" for number in steps)]) or "–"
 

@@ -171,10 +171,13 @@ class Study(Generic[R]):
         return self.name, self.findings(results), results.record_of, own
 
     def all_tables(self, results: R) -> list[Table]:
-        """Return every table that the results fill, the scoreboard and the table of a paper's claims first."""
+        """Return every table that the results fill, the scoreboard and the table of a paper's claims first.
+
+        The scoreboard has the paper's claims, or our goals where there is no paper.
+        """
         findings = self.findings(results)
         claims = [finding for finding in findings if finding.claim.section != GOAL]
-        tables = [scoreboard(findings, results.record_of), claims_table(claims), *self.tables(results)]
+        tables = [scoreboard(claims or findings, results.record_of), claims_table(claims), *self.tables(results)]
         return [table for table in tables if table.rows]
 
     def draw(self, results: R, folder: Path) -> list[Path]:

@@ -20,11 +20,11 @@ def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     return Table(columns, rows, columns_of_text, title)
 
 
-def mean_and_values(values: Sequence[float]) -> str:
+def mean_and_values(values: Sequence[float], digits: int = 2) -> str:
     """Format a mean, followed by the values themselves where there are several.
 
     >>> mean_and_values([86.0, 87.0]), mean_and_values([86.0])
     ('86.50 (86.00, 87.00)', '86.00')
     """
-    mean = f"{fmean(values):.2f}"
-    return mean if len(values) == 1 else f"{mean} ({', '.join(f'{value:.2f}' for value in values)})"
+    mean = f"{fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({', '.join(f'{value:.{digits}f}' for value in values)})"

@@ -19,7 +19,18 @@ from laconic.records import Record
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.stepper import Curve, Source, Stepper, StepperSetting
 
-__all__ = ["Counter", "Progress", "Unit", "batched", "resume", "run_units", "save", "single_thread", "train"]
+__all__ = [
+    "Counter",
+    "Progress",
+    "Unit",
+    "batched",
+    "fast_products",
+    "resume",
+    "run_units",
+    "save",
+    "single_thread",
+    "train",
+]
 
 log = logging.getLogger("laconic")
 
@@ -112,7 +123,7 @@ def train(
     partial = None if records is None else records / "partial"
     source = Source(units[0].setting.data, data_dir, device)
     began = saved = time.perf_counter()
-    with _fast_products(device):
+    with fast_products(device):
         steppers = [make_stepper(unit, source) for unit in units]
         for unit, stepper in zip(units, steppers, strict=True):
             resume(unit, stepper, partial)
@@ -152,7 +163,7 @@ def single_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _fast_products(device: torch.device) -> Iterator[None]:
+def fast_products(device: torch.device) -> Iterator[None]:
     """Use TF32 products (ten bits of mantissa, float32 sums) and the fastest convolutions on a GPU within the block."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32)

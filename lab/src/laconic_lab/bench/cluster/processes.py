@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from laconic.cluster import certificates
-from laconic.errors import LaconicError, WrongResultError
+from laconic.errors import ConfigError, LaconicError, WrongResultError
 from laconic.units import parse_time
 from laconic_lab.network import Host, Lab, Link, unique_name
 from laconic_lab.network.paced_proxy import PacedProxy
@@ -152,21 +152,27 @@ class _Proxied:
 
 
 @contextmanager
-def network(made_of: str, rate: str | None, workers: int, delay: str = "0") -> Iterator[Network]:
+def network(
+    made_of: str, rate: str | None, workers: int, delay: str = "0", *, slow: str | None = None
+) -> Iterator[Network]:
     """Provide hosts for a server and its workers with links of a rate.
 
     Args:
         made_of: ``LAB``, which needs root, or ``PACED``: one proxy in front of the server, shared by all workers.
         rate: As in ``laconic_lab.network``; None: unlimited.
         delay: From one host to another, in each direction; needs ``LAB``.
+        slow: Rate of the last worker's link, if it is another.
     """
     with ExitStack() as stack:
         if made_of == PACED:
+            if slow is not None:
+                raise ConfigError("one slow link needs network namespaces, which need root: a proxy has one rate")
             yield _Proxied(stack.enter_context(PacedProxy(rate=rate)))
             return
         # Packets pass the links of two hosts, and each adds its delay.
-        host = Host(rate=rate, delay=f"{parse_time(delay) / 2:g}s")
-        lab = stack.enter_context(Lab(unique_name("bench"), [host] * (workers + 1)))
+        half = f"{parse_time(delay) / 2:g}s"
+        hosts = [*[Host(rate=rate, delay=half)] * workers, Host(rate=slow or rate, delay=half)]
+        lab = stack.enter_context(Lab(unique_name("bench"), hosts))
         certs = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "certs"
         certificates.new_job(certs, name="bench", hosts=[lab.address(1)], workers=workers, days=1)
         yield _Namespaces(lab, str(certs))

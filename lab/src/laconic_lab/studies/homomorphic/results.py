@@ -17,7 +17,13 @@ __all__ = ["DEVICES", "KIND", "MODEL_NAMES", "SERVER_RUN", "Results", "Row"]
 KIND = "homomorphic.run"
 SERVER_RUN = "kothari2021.run"
 """Trainings of kothari2021, whose method 1 is dense float32."""
-MODEL_NAMES = {"mlp": "MLP", "lenet5": "LeNet-5", "vgg11": "VGG-11", "alexnet": "AlexNet"}
+MODEL_NAMES = {
+    "mlp": "MLP",
+    "lenet5": "LeNet-5",
+    "vgg11": "VGG-11",
+    "vgg11fc": "VGG-11, 3 linear",
+    "alexnet": "AlexNet",
+}
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 SETTING = (
     "model", "data", "epochs", "layers", "codec", "small", "workers", "carry", "at_renewal", "batch", "lr", "decay",

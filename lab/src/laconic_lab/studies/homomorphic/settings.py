@@ -35,6 +35,7 @@ HYPER: Mapping[str, Hyper] = {
     "mlp": Hyper("mnist", 0.05, 0.5, 0.0, 10),
     "lenet5": Hyper("mnist", 0.05, 0.5, 0.0, 10),
     "vgg11": Hyper("cifar10", 0.05, 2, 5e-4, 20),
+    "vgg11fc": Hyper("cifar10", 0.05, 2, 5e-4, 20),  # VGG-11's, not tuned
 }
 
 

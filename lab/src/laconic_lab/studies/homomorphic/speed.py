@@ -20,14 +20,14 @@ from laconic_lab.bench.layers import ALL, FC, SHAPES
 from laconic_lab.studies.homomorphic.experiments import BITS, RHOS, SCHEMES, settings_of
 from laconic_lab.studies.homomorphic.settings import scheme_text
 from laconic_lab.studies.record_log import RecordLog
-from laconic_lab.studies.trainer import Counter, Progress, single_thread
+from laconic_lab.studies.trainer import Counter, Progress, fast_products, single_thread
 
 __all__ = ["CODEC_KIND", "STEP_KIND", "measure_all"]
 
 STEP_KIND, CODEC_KIND = "homomorphic.step", "homomorphic.codec"
 
 WIDE = "linear 4096-4096"
-BATCHES = {WIDE: 64, "mlp": 128, "lenet5": 128, "vgg11": 128, "alexnet": 16}
+BATCHES = {WIDE: 64, "mlp": 128, "lenet5": 128, "vgg11": 128, "vgg11fc": 128, "alexnet": 16}
 GPU_BATCHES = {**BATCHES, WIDE: 256, "alexnet": 256}
 """On a GPU AlexNet has the paper's batch: 16 images would leave it idle."""
 
@@ -56,6 +56,9 @@ class Case(NamedTuple):
 
 def cases() -> Iterator[Case]:
     for name in BATCHES:
+        if name == "vgg11fc":
+            yield from (Case(name, one.layers) for one in settings_of("layers", [name]) if one.layers)
+            continue
         for scheme in SCHEMES:
             if (name, scheme) == ("vgg11", "monarch"):
                 continue  # all of its layers are convolutions, for which monarch equals lowrank
@@ -65,11 +68,16 @@ def cases() -> Iterator[Case]:
 
 
 def measure_all(device: torch.device, finished: RecordLog, progress: Progress | None) -> list[Record]:
-    """Time the steps of all cases and the codecs on one device, with one thread, and return the Records."""
+    """Time the steps of all cases and the codecs on one device, with one thread, and return the Records.
+
+    On a GPU products are in TF32, as in the trainings.
+    """
     wanted: list[Case | str] = [*cases(), *(f"ef|{codec}:{bits}" for codec in ("thc", "shared") for bits in BITS)]
-    keys = {json.dumps(["speed", device.type, one]): one for one in wanted}
+    # On a GPU a step is one CUDA graph; earlier Records launched it kernel by kernel.
+    launch = ["graph"] if device.type == "cuda" else []
+    keys = {json.dumps(["speed", device.type, one, *launch]): one for one in wanted}
     counter = Counter("speed", len(keys), progress)
-    with single_thread():
+    with single_thread(), fast_products(device):
         for key, work in keys.items():
             if key not in finished:
                 measured = _step(work, device) if isinstance(work, Case) else _codec(work, device)
@@ -85,7 +93,9 @@ def _step(case: Case, device: torch.device) -> dict[str, Any]:
     small = compress(model, case.scheme, policy=case.policy, init="fresh", seed=0)
     batch = (BATCHES if device.type == "cpu" else GPU_BATCHES)[case.name]
     inputs = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
-    taken = timings(model.to(device), small.to(device), inputs, repeat=TURNS, budget_s=BUDGET_S)
+    taken = timings(
+        model.to(device), small.to(device), inputs, repeat=TURNS, budget_s=BUDGET_S, graph=device.type == "cuda"
+    )
     values = {
         "case": case.name, "scheme": scheme_text(case.scheme, case.rules), "batch": batch, **layout(small).values(),
         **taken.values(),

@@ -12,24 +12,23 @@ from laconic_lab.studies.kothari2021.settings import HYPER, Setting, setting_of
 
 __all__ = ["EXPERIMENTS", "METHOD_NAMES", "MODES", "OURS", "PAPER", "SEEDS", "seeds_of", "settings_of"]
 
-EXPERIMENTS = ("accuracy", "readings", "ingredients", "frontier", "workers", "resnet50", "times")
+EXPERIMENTS = (
+    "accuracy", "readings", "sizes", "rates", "ingredients", "frontier", "adaptive", "workers", "resnet50", "times",
+    "whole", "unequal",
+)  # fmt: skip
 
 PAPER = ("1", "2", "2w", "3", "4", "5", "6")
 OURS = ("laconic", "laconic-min", "adaptive")
 METHOD_NAMES = (*PAPER, *OURS)
 
 SEEDS = (0, 1, 2)
-THREE = ("1", "5", "laconic", "laconic-min")
-"""Methods with three seeds; the others have one."""
 
 WORKER_COUNTS = (4, 8)
 MODES = ("sync", "async", "bounded:4")
 
 
 def seeds_of(experiment: str, setting: Setting, seeds: Sequence[int] | None) -> Sequence[int]:
-    if seeds is not None:
-        return seeds
-    return SEEDS if experiment == "accuracy" and setting.name in THREE else SEEDS[:1]
+    return seeds if seeds is not None else SEEDS if experiment in ("accuracy", "adaptive") else SEEDS[:1]
 
 
 def settings_of(
@@ -49,11 +48,15 @@ def settings_of(
             replace(setting_of("vgg11", method), model="resnet50", data="random") for method in methods or METHOD_NAMES
         )
         return
+    if experiment == "sizes":
+        yield from (replace(one, data="random") for one in swept("vgg11fc"))
+        return
     for model in models:
         if experiment in ("accuracy", "times"):
             yield from (setting_of(model, method, data=data) for method in methods or METHOD_NAMES)
-        elif experiment == "readings":
-            yield from (one for one in readings(model, data) if not methods or one.name.split(",")[0] in methods)
+        elif experiment in ("readings", "rates", "adaptive"):
+            generate = {"readings": readings, "rates": rates, "adaptive": adaptive}[experiment]
+            yield from (one for one in generate(model, data) if not methods or one.name.split(",")[0] in methods)
         elif experiment == "ingredients":
             yield from ingredients(model, data)
         elif experiment == "frontier":
@@ -94,6 +97,50 @@ def readings(model: str, data: str | None) -> Iterator[Setting]:
         model, "6", name="6, the best worker's weights in float32", data=data, push=None, pull=None, sends="weights",
         returns="weights",
     )  # fmt: skip
+
+
+def swept(model: str) -> Iterator[Setting]:
+    """Yield methods 1, 4 and 6 with all swept shares of Top-k and bits, for their bytes; method 5's frames are 6's."""
+    yield setting_of(model, "1", name="1")
+    for bits in SWEPT_BITS:
+        quantizer = f"qsgd:{bits},bucket=0,norm=l2"
+        yield setting_of(model, "4", name=f"4, {bits} bits", push=quantizer, pull=quantizer)
+        for keep in SWEPT_KEEPS:
+            codec = f"topk:{keep:g}|{quantizer}"
+            yield setting_of(model, "6", name=f"6, {100 * keep:g} %, {bits} bits", push=codec, pull=codec)
+    yield setting_of(
+        model, "6", name="6, the best worker's weights in float32", push=None, pull=None, sends="weights",
+        returns="weights",
+    )  # fmt: skip
+
+
+RATE_FACTORS = (0.4, 1.0, 1.6, 2.5)
+TUNED = ("1", "2", "4", "5", "6", "laconic", "laconic-min")
+
+
+def rates(model: str, data: str | None) -> Iterator[Setting]:
+    """Yield the paper's methods and ours at the same learning rates, so that each can have its best one."""
+    for method in TUNED:
+        for factor in RATE_FACTORS:
+            lr = round(factor * HYPER[model].lr, 6)
+            yield setting_of(model, method, name=f"{method}, rate {lr:g}", data=data, lr=lr)
+
+
+ENTROPY_CODED = "adaptive:5.0,zero=true|huffman"
+
+
+def adaptive(model: str, data: str | None) -> Iterator[Setting]:
+    """Yield what tells the codec of ``adaptive`` and its local steps apart, and the same codec after Top-k."""
+
+    def weights(name: str, codec: str | None) -> Setting:
+        return setting_of(model, "adaptive", name=f"adaptive, {name}", data=data, push=codec, pull=codec)
+
+    yield weights("weights every 20 iterations in float32", None)
+    yield weights("weights every 20 iterations by the paper's rule", "adaptive:5.0|huffman")
+    yield weights("weights every 20 iterations, zero is a level", ENTROPY_CODED)
+    for values, codec in (("float32", None), ("4 bits", "qsgd:4"), ("levels by entropy", ENTROPY_CODED)):
+        both = "|".join(["ef", "topk:0.01", *([codec] if codec else [])])
+        yield setting_of(model, "5", name=f"5, 1 % with error feedback, {values}", data=data, push=both, pull=both)
 
 
 FOUR_BITS = "qsgd:4,round=nearest"
@@ -160,16 +207,21 @@ def frontier(model: str, data: str | None) -> Iterator[Setting]:
         values = "uncompressed" if keep is None else "signs of all" if keep == 1 else f"signs of {100 * keep:g} %"
         channel = "none" if keep is None else "ef|sign" if keep == 1 else f"ef|topk:{keep:g}|sign"
         small = "none" if keep is None else "ef|bf16"
+        first = ", an epoch of 20 % first" if "warm" in options else ""
+        name = f"changes of {every} iterations, {values}{rate}{first}"
         return setting_of(
-            model, "6", name=f"changes of {every} iterations, {values}{rate}", data=data, after="mean", every=every,
+            model, "6", name=name, data=data, after="mean", every=every,
             push=channel, pull=channel, push_small=small, pull_small=small, **options,
         )  # fmt: skip
 
     for every, keep in ((4, None), (8, None), (2, 0.03), (4, 0.06), (8, 0.04), (10, 0.04), (10, 1), (20, 0.1)):
         yield changes(every, keep)
     higher = round(1.6 * HYPER[model].lr, 6)
-    for every, keep in ((2, 0.03), (8, 0.032)):
+    for every, keep in ((2, 0.03), (8, 0.032), (16, 0.03), (20, 0.04)):
         yield changes(every, keep, lr=higher)
+    first = [[1, "ef|topk:0.2|sign", "ef|topk:0.2|sign"]]
+    for every in (10, 20):  # goals of 1/1,000 and 1/2,000: the first epoch costs a tenth of all bytes
+        yield changes(every, 0.036, lr=higher, warm=first)
     yield setting_of(model, "1", name=f"method 1, rate {higher}", data=data, lr=higher)
     compressions = ((0.005, 0.01, SIXTEEN_BIT_SMALL), (0.0012, 0.0024, FOUR_BIT_SMALL))
     for push, pull, small in compressions:

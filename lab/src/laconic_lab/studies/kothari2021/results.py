@@ -9,14 +9,16 @@ from typing import Any, ClassVar, TypedDict
 
 from laconic.records import Record
 from laconic_lab.studies import study
-from laconic_lab.studies.kothari2021.experiments import METHOD_NAMES
+from laconic_lab.studies.kothari2021.experiments import METHOD_NAMES, SEEDS
+from laconic_lab.studies.kothari2021.settings import MODELS
 from laconic_lab.studies.kothari2021.times import LINKS, TIME, busy
-from laconic_lab.studies.study import Count, Series
+from laconic_lab.studies.kothari2021.trainings import TRAINING
+from laconic_lab.studies.study import Count, Positive, Series
 
 __all__ = ["LINK_NAMES", "MODEL_NAMES", "ROUND", "RUN", "Results", "Row", "TimedMethod", "method_order"]
 
 RUN, ROUND = "kothari2021.run", "kothari2021.round"
-MODEL_NAMES = {"lenet5": "LeNet-5", "vgg11": "VGG-11", "resnet50": "ResNet-50"}
+MODEL_NAMES = {"lenet5": "LeNet-5", "vgg11": "VGG-11", "vgg11fc": "VGG-11, 3 linear layers", "resnet50": "ResNet-50"}
 LINK_NAMES = {"unshaped": "unshaped", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 
 
@@ -40,16 +42,32 @@ class _RunFields(_RequiredRunFields, _OptionalRunFields):
     """Fields of a run."""
 
 
-_RoundFields = TypedDict("_RoundFields", {  # noqa: UP013
-    "name": str, "bytes_per_iteration": float, "encode_s": float, "aggregate_s": float, "answer_s": float,
-    "decode_s": float,
+_RequiredRoundFields = TypedDict("_RequiredRoundFields", {  # noqa: UP013
+    "name": str, "model": str, "every": int, "bytes_per_iteration": float, "encode_s": float, "aggregate_s": float,
+    "answer_s": float, "decode_s": float,
 })  # fmt: skip
+
+
+class _RoundFields(_RequiredRoundFields, total=False):
+    """Fields of exchanges without training."""
+
+    transfer_bytes: int
+    values: int
+
+
 _TimeFields = TypedDict("_TimeFields", {  # noqa: UP013
     "model": str, "link": str, "method": str, "data": str, "options": dict[str, Any], "turn": int,
     "iterations": Count, "iterations_per_epoch": int, "epochs": int, "every": int, "exchange_s": Series,
     "compute_s": float, "encode_s": float, "overlapped_s": float, "communication_s": float, "apply_s": float,
     "total_s": float, "valid": bool, "load_average": Series, "link_measured": list[float], "link_made_of": str,
     "retries": int,
+})  # fmt: skip
+
+
+_TrainingFields = TypedDict("_TrainingFields", {  # noqa: UP013
+    "part": str, "model": str, "method": str, "data": str, "epochs": int, "seed": int, "workers": int, "situation": str,
+    "update": str, "link": str, "seconds": Positive, "iterations": Count, "accuracy": Series, "accuracy_s": Series,
+    "push_bytes": Series, "pull_bytes": Series, "valid": bool, "load_average": Series,
 })  # fmt: skip
 
 
@@ -113,30 +131,37 @@ class TimedMethod(study.Runs):
 class Results(study.Results):
     """Runs by experiment, model and setting; times by model, link and method.
 
-    Of an experiment that was run with several lengths or data sets the one with most runs counts, of a setting whose
-    options changed the newest.
+    Of a setting that was run with several lengths or data sets the paper's data count, then most seeds (up to three),
+    then the longest; of a setting whose options changed the newest. Differences are taken between runs of one length
+    and data set.
     """
 
-    schemas: ClassVar[Mapping[str, Any]] = {RUN: _RunFields, ROUND: _RoundFields, TIME: _TimeFields}
+    schemas: ClassVar[Mapping[str, Any]] = {
+        RUN: _RunFields,
+        ROUND: _RoundFields,
+        TIME: _TimeFields,
+        TRAINING: _TrainingFields,
+    }
 
     def __init__(self, records: Iterable[Record]) -> None:
         super().__init__(records)
         self.times = _timed_methods(self.of_kind(TIME))
+        self.trainings = _trainings(self.of_kind(TRAINING))
+        """Whole trainings by experiment, method, situation and how the server updates."""
         self.rounds = self.of_kind(ROUND)
+        """Exchanges of gradients without training, by ``model`` and ``name``."""
         self.experiments: dict[tuple[str, str], dict[str, Row]] = {}
-        groups: dict[tuple[str, str], dict[tuple[Any, ...], list[Mapping[str, Any]]]] = {}
+        self._variants: dict[tuple[str, str, str], dict[tuple[str, int], Row]] = {}
         for run in self.of_kind(RUN):
-            group = groups.setdefault((run["part"], run["model"]), {})
-            group.setdefault((run["data"], run["epochs"]), []).append(run)
-        for key, by_length in groups.items():
-            rows = self.experiments.setdefault(key, {})
-            for run in max(by_length.values(), key=len):
-                row = rows.setdefault(_label(run), Row([]))
-                if row.runs and row.values.get("options") != run.get("options"):
-                    row.runs.clear()
-                row.runs.append(run)
-            for row in rows.values():
+            variants = self._variants.setdefault((run["part"], run["model"], _label(run)), {})
+            row = variants.setdefault((run["data"], run["epochs"]), Row([]))
+            if row.runs and row.values.get("options") != run.get("options"):
+                row.runs.clear()
+            row.runs.append(run)
+        for (part, model, label), variants in self._variants.items():
+            for row in variants.values():
                 row.runs.sort(key=lambda run: run["seed"])
+            self.experiments.setdefault((part, model), {})[label] = max(variants.values(), key=_preference)
 
     def row(self, model: str, method: str, experiment: str = "accuracy") -> Row | None:
         return self.experiments.get((experiment, model), {}).get(method)
@@ -149,17 +174,41 @@ class Results(study.Results):
 
     def loss(self, row: Row) -> list[float]:
         """Return the points of top-1 below method 1 of the same seed, or below its mean where that seed is missing."""
-        baseline = self.row(row.values["model"], "1")
+        baseline = self.baseline(row)
         if baseline is None:
             return []
         by_seed = dict(zip(baseline.seeds, baseline.final, strict=True))
         mean = fmean(baseline.final)
         return [by_seed.get(seed, mean) - final for seed, final in zip(row.seeds, row.final, strict=True)]
 
+    def baseline(self, row: Row) -> Row | None:
+        """Return the runs of method 1 with the data and the length of a row."""
+        variants = self._variants.get(("accuracy", row.values["model"], "1"), {})
+        return variants.get((row.values["data"], row.values["epochs"]))
+
     def less(self, row: Row) -> float | None:
-        """Return the bytes of method 1 over those of this row."""
-        baseline = self.row(row.values["model"], "1")
+        """Return the bytes of method 1 over those of this row; they do not depend on data and length."""
+        baseline = self.baseline(row) or self.row(row.values["model"], "1")
         return None if baseline is None else baseline.bytes_per_iteration / row.bytes_per_iteration
+
+
+TrainingKey = tuple[str, str, str, str]
+
+
+def _trainings(trainings: Iterable[Mapping[str, Any]]) -> dict[TrainingKey, Row]:
+    """Group trainings over valid links by experiment, method, situation and update; the longest variant counts."""
+    variants: dict[TrainingKey, dict[tuple[int, str], Row]] = {}
+    for one in trainings:
+        if one["valid"]:
+            key = (one["part"], one["method"], one["situation"], one["update"])
+            row = variants.setdefault(key, {}).setdefault((one["epochs"], one["data"]), Row([]))
+            row.runs[:] = [run for run in row.runs if run["seed"] != one["seed"]] + [one]
+    return {key: max(rows.items())[1] for key, rows in variants.items()}
+
+
+def _preference(row: Row) -> tuple[bool, int, int]:
+    paper = row.values["data"] == MODELS[row.values["model"]]
+    return paper, min(len(row.runs), len(SEEDS)), int(row.values["epochs"])
 
 
 def _label(run: Mapping[str, Any]) -> str:

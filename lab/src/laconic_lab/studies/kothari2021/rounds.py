@@ -75,18 +75,35 @@ class FrameRounds:
     def exchange(self) -> None:
         """Do the iterations up to the next exchange, and the exchange."""
         job = self.job
-        pushed, scores, losses = [], [], []
-        bases: list[dict[str, Tensor]] = []
-        for worker, task in enumerate(self.tasks):
-            bases.append({name: p.detach().clone() for name, p in self.workers[worker].items()})
+        bases, gradients, losses = [self.copy_of(worker) for worker in range(job.workers)], [], []
+        for worker in range(job.workers):
             for iteration in range(self.sequence * job.every, (self.sequence + 1) * job.every):
-                loss, gradients = self._gradients(worker, iteration)
+                loss, gradient = self._gradients(worker, iteration)
                 if job.every > 1:
-                    self.memories[worker].step(self._tensors(worker), gradients, lr=self.schedule(iteration))
+                    self.memories[worker].step(self._tensors(worker), gradient, lr=self.schedule(iteration))
             losses.append(loss)
+            gradients.append(gradient)
+        self.finish(bases, gradients if job.sends_gradients else None)
+        self.loss = float(sum(losses)) / job.workers
+
+    def copy_of(self, worker: int) -> dict[str, Tensor]:
+        """Return a copy of a worker's weights."""
+        return {name: p.detach().clone() for name, p in self.workers[worker].items()}
+
+    def finish(
+        self, bases: Sequence[Mapping[str, Tensor]], gradients: Sequence[Mapping[str, Tensor]] | None = None
+    ) -> None:
+        """Exchange what the workers' iterations gave.
+
+        Args:
+            bases: Weights of each worker before its iterations.
+            gradients: What workers push; None where they push changes or weights.
+        """
+        job, pushed, scores = self.job, [], []
+        for worker, task in enumerate(self.tasks):
             scores.append(task.judge() if job.after == "best" else 0.0)
-            if job.sends_gradients:
-                sent = gradients
+            if gradients is not None:
+                sent = gradients[worker]
             else:
                 weights = {name: p.detach() for name, p in self.workers[worker].items()}
                 changes = job.sends == "changes"
@@ -97,7 +114,6 @@ class FrameRounds:
             self._receive(worker, frames, bases[worker])
             self.bytes_received += sum(map(len, frames))
         self.sequence += 1
-        self.loss = float(sum(losses)) / job.workers
 
     def _gradients(self, worker: int, iteration: int) -> tuple[Tensor, dict[str, Tensor]]:
         task = self.tasks[worker]

@@ -1,7 +1,7 @@
 """Steppers of the study.
 
 ``ComputedStepper`` computes what frames would decode to (see ``computed``); ``LocalStepper`` does so for workers that
-take several local steps between exchanges; ``FrameStepper`` makes every frame.
+take several local steps between exchanges. Steppers that make frames are in ``framed``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from laconic.channels import Channel
 from laconic.frames import decode
 from laconic_lab.studies.kothari2021.computed import ComputedChannel, SentValues, in_order, rounding_keys
-from laconic_lab.studies.kothari2021.rounds import FrameRounds, server_seed, server_seeds, worker_seed, worker_seeds
+from laconic_lab.studies.kothari2021.rounds import server_seed, server_seeds, worker_seed, worker_seeds
 from laconic_lab.studies.kothari2021.settings import Setting
 from laconic_lab.studies.stepper import EpochEnd, GraphStepper, Source, Stepper, flattened
 
-__all__ = ["ComputedStepper", "FrameStepper", "LocalStepper", "Source", "Stepper", "can_compute"]
+__all__ = ["ComputedStepper", "LocalStepper", "Source", "Stepper", "can_compute"]
 
 RING = 32
 """Number of exchanges whose sizes stay on the device until they are read."""
@@ -307,75 +307,3 @@ class LocalStepper(ComputedStepper):
         for worker, (flat, _) in enumerate(self.held):
             flat.copy_(state[f"worker/{worker}"])
             self.velocities[worker].copy_(state[f"velocity/{worker}"])
-
-
-class FrameStepper(Stepper):
-    """Trains any synchronous job with real frames; the server's weights are evaluated."""
-
-    setting: Setting
-
-    def __init__(self, setting: Setting, seed: int, epochs: int, source: Source) -> None:
-        super().__init__(setting, seed, epochs, source)
-        tasks = [source.task(setting.model, seed, setting.holdout) for _ in range(self.job.workers)]
-        self.rounds = FrameRounds(self.job, tasks, self.shards, self.schedule)
-        self._iteration = 0
-        self._loss: list[float] = []
-        self._bytes = (0, 0)
-
-    def begin_epoch(self) -> None:
-        self._loss = []
-        self._bytes = (self.rounds.bytes_sent, self.rounds.bytes_received)
-        push, pull = self.setting.channels(self.done)
-        for channel in self.rounds.push:
-            channel.spec = push
-        self.rounds.pull.spec = pull
-
-    def step(self) -> None:
-        self._iteration += 1
-        if self._iteration % self.job.every == 0:
-            self.rounds.exchange()
-            self._loss.append(self.rounds.loss)
-
-    def finish_epoch(self) -> EpochEnd:
-        with torch.no_grad():
-            for name, p in self.task.model.named_parameters():
-                p.copy_(self.rounds.server[name])
-        loss = float(np.mean(self._loss)) if self._loss else float("nan")
-        sent, received = self.rounds.bytes_sent - self._bytes[0], self.rounds.bytes_received - self._bytes[1]
-        return self.task, loss, sent, received
-
-    def summary(self) -> dict[str, Any]:
-        """Return the accuracy of the weights that the first worker holds; the server's may be others."""
-        return {"worker_accuracy": self.rounds.tasks[0].evaluate()["accuracy"]}
-
-    def state(self) -> dict[str, Tensor]:
-        rounds = self.rounds
-        state = {f"server/{name}": x for name, x in rounds.server.items()}
-        state |= {f"memory/{name}": x for name, x in rounds.memory.state_dict().items()}
-        state |= {f"pull/{name}": x for name, x in rounds.pull.state_dict().items()}
-        for w in range(self.job.workers):
-            state |= {f"worker/{w}/{name}": p.detach() for name, p in rounds.workers[w].items()}
-            state |= {f"memories/{w}/{name}": x for name, x in rounds.memories[w].state_dict().items()}
-            state |= {f"push/{w}/{name}": x for name, x in rounds.push[w].state_dict().items()}
-        return state
-
-    @torch.no_grad()
-    def load(self, state: dict[str, Tensor]) -> None:
-        rounds, device = self.rounds, self.source.device
-
-        def section(prefix: str, where: torch.device | str = "cpu") -> dict[str, Tensor]:
-            return {key[len(prefix) :]: x.to(where) for key, x in state.items() if key.startswith(prefix)}
-
-        server = section("server/")
-        rounds.server = {
-            name: server[name] for name in rounds.names
-        }  # in the order of the slots, which files do not keep
-        rounds.memory.load_state_dict(section("memory/"))
-        rounds.pull.load_state_dict(section("pull/"))
-        for w in range(self.job.workers):
-            for name, x in section(f"worker/{w}/").items():
-                rounds.workers[w][name].copy_(x)
-            rounds.memories[w].load_state_dict(section(f"memories/{w}/", device))
-            rounds.push[w].load_state_dict(section(f"push/{w}/"))
-        self._iteration = self.done * self.per_epoch
-        rounds.sequence = self._iteration // self.job.every

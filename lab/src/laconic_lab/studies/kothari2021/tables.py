@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from laconic_lab.studies.claims import Claim, verdict
 from laconic_lab.studies.intervals import Interval, mean_interval
 from laconic_lab.studies.kothari2021.claims import (
+    GOALS,
     PAPER_ACCURACY,
     PAPER_COMMUNICATION_MIN,
     PAPER_MB,
     PAPER_TOTAL_MIN,
 )
-from laconic_lab.studies.kothari2021.experiments import MODES
+from laconic_lab.studies.kothari2021.experiments import MODES, RATE_FACTORS, TUNED
 from laconic_lab.studies.kothari2021.results import LINK_NAMES, MODEL_NAMES, Results, Row, TimedMethod, method_order
+from laconic_lab.studies.kothari2021.settings import HYPER
 from laconic_lab.studies.kothari2021.times import LINKS
+from laconic_lab.studies.kothari2021.trainings import TARGET, seconds_to
 from laconic_lab.studies.tables import Table, make_table, mean_and_values
 
 __all__ = ["make_tables"]
@@ -26,7 +30,8 @@ def make_tables(results: Results) -> list[Table]:
     return [
         _top1(results), _links(results), _compute_and_communication(results), _cost(results), _end_to_end(results),
         _readings(results), _goals(results), _ingredients(results), _frontier(results), _workers(results),
-        _resnet50(results), _compared(results),
+        _resnet50(results), _compared(results), _swept(results), _rates(results), _adaptive(results),
+        _whole(results), _unequal(results),
     ]  # fmt: skip
 
 
@@ -61,15 +66,6 @@ def _cost(results: Results) -> Table:
     while columns[-1] != "MB an iteration" and not any(row[len(columns) - 1] for row in rows):
         columns.pop()
     return make_table("Average cost of an iteration", columns, [row[: len(columns)] for row in rows])
-
-
-GOALS = (
-    ("vgg11", "laconic", 285, 0.2),
-    ("vgg11", "laconic-min", 1000, 0.5),
-    ("lenet5", "laconic", 1, 0.2),
-    ("lenet5", "laconic-min", 1, 0.2),
-)
-"""Model, method, how many times fewer bytes than method 1, and the most points that may be lost."""
 
 
 def _goals(results: Results) -> Table:
@@ -122,10 +118,10 @@ def _readings(results: Results) -> Table:
     """Return the readings of what the paper leaves open, with the accuracy of the server's and a worker's weights."""
     rows = []
     for model in results.models("readings"):
-        for row in results.rows("readings", model):
+        for row in sorted(results.rows("readings", model), key=lambda row: method_order(row.name.split(",")[0])):
             less, held = results.less(row), [run["worker_accuracy"] for run in row.runs if "worker_accuracy" in run]
             rows.append((
-                MODEL_NAMES[model], row.name, f"{row.values['data']}, {row.values['epochs']}",
+                MODEL_NAMES[model], f"method {row.name}", f"{row.values['data']}, {row.values['epochs']}",
                 mean_and_values(row.final), mean_and_values(held) if held else "", _kilobytes(row.bytes_per_iteration),
                 "" if less is None else f"{less:,.4g}",
             ))  # fmt: skip
@@ -186,7 +182,8 @@ def _staleness(row: Row) -> str:
 
 
 def _resnet50(results: Results) -> Table:
-    rounds = sorted(results.rounds, key=lambda values: method_order(values["name"]))
+    of_resnet = [values for values in results.rounds if values["model"] == "resnet50"]
+    rounds = sorted(of_resnet, key=lambda values: method_order(values["name"]))
     first = next((values["bytes_per_iteration"] for values in rounds if values["name"] == "1"), None)
     rows = [
         (
@@ -287,3 +284,92 @@ def _end_to_end(results: Results) -> Table:
         "model", "link", "method", "s an iteration", "epochs", "minutes for all", "paper, min", "times as fast as 1",
     )  # fmt: skip
     return make_table("End-to-end time", columns, _time_rows(results, cells))
+
+
+def _swept(results: Results) -> Table:
+    """Return the bytes of one transfer with the paper's layers by share of Top-k and bits, and of method 6."""
+    rows = []
+    for values in results.rounds:
+        if values["model"] != "vgg11fc":
+            continue
+        transfer, every = values["transfer_bytes"] / 1e6, values["every"]
+        plain = ""
+        if match := re.fullmatch(r"6, ([\d.]+) %, (\d+) bits", values["name"]):
+            kept = float(match[1]) / 100 * values["values"]
+            plain = f"{kept * (32 + int(match[2])) / 8e6 / every:.3g}"
+        rows.append((
+            f"method {values['name']}", f"{transfer:.4g}", f"{transfer / every:.3g}", plain,
+            f"{values['bytes_per_iteration'] / 1e6:.3g}",
+        ))  # fmt: skip
+    columns = (
+        "reading", "MB of a transfer", "of an iteration", "with positions of 32 bits", "of an iteration, all transfers",
+    )  # fmt: skip
+    return make_table("Bytes by keep and bits, with the paper's layers", columns, rows)
+
+
+def _rates(results: Results) -> Table:
+    """Return each method at the same learning rates; its best one is marked."""
+    rows = []
+    for model in results.models("rates"):
+        found = {row.name: row for row in results.rows("rates", model)}
+        for method in TUNED:
+            shown = [found.get(f"{method}, rate {round(factor * HYPER[model].lr, 6):g}") for factor in RATE_FACTORS]
+            means = [None if row is None else fmean(row.final) for row in shown]
+            best = max((mean for mean in means if mean is not None), default=None)
+            if best is None:
+                continue
+            cells = ["" if mean is None else f"**{mean:.2f}**" if mean == best else f"{mean:.2f}" for mean in means]
+            data = next(f"{row.values['data']}, {row.values['epochs']}" for row in shown if row is not None)
+            rows.append((MODEL_NAMES[model], method, data, *cells))
+    columns = ("model", "method", "data, epochs", *(f"{factor:g} × the rate, top-1 %" for factor in RATE_FACTORS))
+    return make_table("Methods at the same learning rates", columns, rows)
+
+
+def _adaptive(results: Results) -> Table:
+    rows = []
+    for model in results.models("adaptive"):
+        for row in results.rows("adaptive", model):
+            less, loss = results.less(row), results.loss(row)
+            rows.append((
+                MODEL_NAMES[model], row.name, f"{row.values['data']}, {row.values['epochs']}",
+                mean_and_values(row.final), "" if not loss else f"{-fmean(loss):+.2f}",
+                _kilobytes(row.bytes_per_iteration), "" if less is None else f"{less:,.4g}",
+            ))  # fmt: skip
+    columns = (
+        "model", "setting", "data, epochs", "top-1 % (by seed)", "points over method 1", "kB an iteration",
+        "method 1's bytes over its",
+    )  # fmt: skip
+    return make_table("Codec and local steps apart", columns, rows)
+
+
+def _whole(results: Results) -> Table:
+    shown = {key: row for key, row in results.trainings.items() if key[0] == "whole"}
+    first = shown.get(("whole", "1", "equal", "sync"))
+    rows = []
+    for (_, method, _, _), row in shown.items():
+        seconds = [run["seconds"] for run in row.runs]
+        faster = "" if first is None else f"{fmean(run['seconds'] for run in first.runs) / fmean(seconds):.2f}"
+        rows.append((
+            MODEL_NAMES[row.values["model"]], LINK_NAMES[row.values["link"]], method,
+            f"{row.values['data']}, {row.values['epochs']}", mean_and_values(seconds, 1), faster,
+            mean_and_values(row.final),
+        ))  # fmt: skip
+    columns = ("model", "link", "method", "data, epochs", "seconds in all", "times as fast as 1", "top-1 %")
+    return make_table("Trained from start to end over a slow link", columns, rows)
+
+
+def _unequal(results: Results) -> Table:
+    rows = []
+    for (part, method, situation, update), row in results.trainings.items():
+        if part == "unequal":
+            reached = [seconds_to(run, TARGET).seconds for run in row.runs]
+            known = [seconds for seconds in reached if seconds is not None]
+            rows.append((
+                method, situation, update, f"{row.values['data']}, {row.values['epochs']}", str(row.values["workers"]),
+                mean_and_values(known, 1) if len(known) == len(reached) else "not reached",
+                mean_and_values([run["seconds"] for run in row.runs], 1), mean_and_values(row.final),
+            ))  # fmt: skip
+    columns = (
+        "method", "situation", "server", "data, epochs", "workers", f"s to {TARGET:g} %", "s in all", "top-1 %",
+    )  # fmt: skip
+    return make_table("One slow worker, one slow link", columns, rows)

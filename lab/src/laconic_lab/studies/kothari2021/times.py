@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from laconic_lab.bench.cluster.processes import Network
     from laconic_lab.network import Link
 
-__all__ = ["EXPERIMENT", "LINKS", "TIME", "Plan", "busy", "measure_all"]
+__all__ = [
+    "EXPERIMENT", "LINKS", "TIME", "Lengths", "Plan", "busy", "link_values", "measure_all", "server_port",
+    "training_config",
+]  # fmt: skip
 
 log = logging.getLogger("laconic")
 
@@ -43,6 +46,8 @@ LINKS = ("unshaped", "1gbit", "100mbit")
 WORKERS = 2
 LEAST = 20
 """Smallest number of iterations of a cell."""
+LEAST_EXCHANGES = 10
+"""Smallest number of exchanges of a turn: those of method 6 are twenty iterations each."""
 WARM_UP = 3
 """Exchanges at the start of a turn that do not count; only one where an exchange has several iterations."""
 CALM = 4.0
@@ -55,6 +60,8 @@ PARTS_OF_TIME = {"compute": "compute_s", "encode": "encode_s", "communication": 
 """Fields of a worker's report, and their names in a Record."""
 
 Report = dict[str, Any]
+Lengths = dict[tuple[str, str, int], int]
+"""Iterations of an epoch, by model, data set and number of workers."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Plan:
 
     Args:
         iterations: Iterations of a cell (a method, a model and a link) in all turns.
-        cell_seconds: Seconds after which 20 iterations of a cell are enough.
+        cell_seconds: Seconds after which 20 iterations of a cell, and 10 exchanges of a turn, are enough.
         turns: Number of turns that the iterations are divided into.
         links: Some of ``LINKS``.
     """
@@ -137,7 +144,7 @@ def measure_all(
             for cell in missing:
                 if progress is not None:
                     progress(str(cell), done, len(wanted))
-                finished.add(Record(TIME, bench.measure(cell, net) | _link_values(net, links), seed=seed))
+                finished.add(Record(TIME, bench.measure(cell, net) | link_values(net, links), seed=seed))
                 done += 1
     if progress is not None:
         progress(EXPERIMENT, done, len(wanted))
@@ -149,7 +156,7 @@ def busy(values: Mapping[str, Any]) -> bool:
     return bool(values["load_average"][0] > CALM)
 
 
-def _link_values(net: Network, links: Sequence[Link]) -> dict[str, Any]:
+def link_values(net: Network, links: Sequence[Link]) -> dict[str, Any]:
     return {
         "link_made_of": net.made_of,
         "link_measured": [link.goodput for link in links],
@@ -166,18 +173,17 @@ class _Bench:
     epochs: int | None
     data_dir: Path | None
     seed: int
-    lengths: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Iterations of an epoch, by model and data set."""
+    lengths: Lengths = field(default_factory=dict)
 
     def measure(self, cell: Cell, net: Network) -> dict[str, Any]:
         """Time one turn and return the values of its Record, without those of the links."""
         setting, plan = cell.setting, self.plan
-        config, per_epoch, epochs = self._config(setting)
+        config, per_epoch, epochs = training_config(setting, self.seed, self.epochs, self.data_dir, self.lengths)
         every = config.job.every
         warm_up = WARM_UP if every == 1 else 1
         enough = _Enough(
-            exchanges=math.ceil(plan.iterations / plan.turns / every),
-            least=math.ceil(LEAST / plan.turns / every),
+            exchanges=max(LEAST_EXCHANGES, math.ceil(plan.iterations / plan.turns / every)),
+            least=max(LEAST_EXCHANGES, math.ceil(LEAST / plan.turns / every)),
             seconds=plan.cell_seconds / plan.turns,
         )
         load_before = os.getloadavg()[0]
@@ -192,22 +198,25 @@ class _Bench:
             **_summary(reports, warm_up, every), "load_average": [load_before, os.getloadavg()[0]],
         }  # fmt: skip
 
-    def _config(self, setting: Setting) -> tuple[Config, int, int]:
-        """Return the options of the whole training, the iterations of an epoch, and the epochs."""
-        job = setting.job(self.seed)
-        folder = str(self.data_dir.resolve()) if self.data_dir else None
-        config = Config(
-            model=setting.model, data=setting.data, data_dir=folder, batch=setting.batch, iterations=job.every,
-            method=setting.name, schedule="cosine", holdout=setting.holdout, job=job,
-        )  # fmt: skip
-        key = (setting.model, setting.data)
-        if key not in self.lengths:
-            shards = Shards(config.task().num_train, job.workers, setting.batch, self.seed)
-            self.lengths[key] = shards.iterations_per_epoch
-        per_epoch, epochs = self.lengths[key], self.epochs or HYPER[setting.model].epochs
-        iterations = max(1, epochs * per_epoch // job.every) * job.every
-        ramp = setting.schedule(iterations, per_epoch).warmup
-        return replace(config, iterations=iterations, warmup=ramp), per_epoch, epochs
+
+def training_config(
+    setting: Setting, seed: int, epochs: int | None, data_dir: Path | None, lengths: Lengths
+) -> tuple[Config, int, int]:
+    """Return the options of a whole training, the iterations of an epoch, and the epochs (by default the paper's)."""
+    job = setting.job(seed)
+    folder = str(data_dir.resolve()) if data_dir else None
+    config = Config(
+        model=setting.model, data=setting.data, data_dir=folder, batch=setting.batch, iterations=job.every,
+        method=setting.name, schedule="cosine", holdout=setting.holdout, job=job,
+    )  # fmt: skip
+    key = (setting.model, setting.data, job.workers)
+    if key not in lengths:
+        shards = Shards(config.task().num_train, job.workers, setting.batch, seed)
+        lengths[key] = shards.iterations_per_epoch
+    per_epoch, epochs = lengths[key], epochs or HYPER[setting.model].epochs
+    iterations = max(1, epochs * per_epoch // job.every) * job.every
+    ramp = setting.schedule(iterations, per_epoch).warmup
+    return replace(config, iterations=iterations, warmup=ramp), per_epoch, epochs
 
 
 class _Enough(NamedTuple):
@@ -251,7 +260,7 @@ def _train(net: Network, run_dir: Path, warm_up: int, enough: _Enough) -> list[l
     with ExitStack() as stack:
         arguments = ["server", str(run_dir), "--host", net.host, *certs]
         server = stack.enter_context(role_process(net, 0, arguments, subprocess.DEVNULL))
-        address = net.reach(_port(run_dir, server))
+        address = net.reach(server_port(run_dir, server))
         for number in range(WORKERS):
             arguments = ["worker", str(run_dir), "--worker", str(number), "--server", address, *certs]
             worker = stack.enter_context(role_process(net, 1 + number, arguments, subprocess.PIPE))
@@ -267,7 +276,7 @@ def _train(net: Network, run_dir: Path, warm_up: int, enough: _Enough) -> list[l
                 return by_worker
 
 
-def _port(run_dir: Path, server: subprocess.Popen[Any]) -> int:
+def server_port(run_dir: Path, server: subprocess.Popen[Any]) -> int:
     """Return the port of the server as soon as it listens."""
     while server.poll() is None:
         try:

@@ -32,8 +32,9 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counts(records: Sequence[Record]) -> dict[str, Any]:
-    differing = sum(r.values["packets_other_values"] + r.values["packets_other_sizes"] for r in records)
-    return {"runs": sum(r.values["runs"] for r in records), "packets_that_differ": differing}
+    names = ("packets_other_values", "packets_other_sizes")
+    differing = sum(record.values.get(name, 0) for record in records for name in names)
+    return {"runs": sum(record.values.get("runs", 1) for record in records), "packets_that_differ": differing}
 
 
 STUDY = Study(

@@ -3,18 +3,14 @@
 The paper quantizes weights, a layer at a time. Frameworks send gradients in DDP buckets of many layers: their few
 largest entries are tens of times the usual ones and set the range, and nearly all other entries share a bin whose
 centre is far from them. This module measures the effect on gradients and training, with and without ``zero`` and
-``tail``::
-
-    python -m laconic_lab.studies.oland2015.buckets results/oland2015/buckets.jsonl
+``tail``.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -23,12 +19,13 @@ from torch import Tensor, nn
 from laconic import aggregate
 from laconic.frames import decode, encode
 from laconic.inspect import explain
-from laconic.records import Record, write
-from laconic.tables import Table
-from laconic.train.data import Images, load
+from laconic.records import Record
+from laconic.train.data import Images
 from laconic_lab.studies.oland2015.settings import LAYERS
+from laconic_lab.studies.record_log import RecordLog
+from laconic_lab.studies.trainer import Progress
 
-__all__ = ["KIND", "SPECS", "run_buckets"]
+__all__ = ["KIND", "SPECS", "run_all"]
 
 KIND = "study.oland2015.buckets"
 
@@ -42,35 +39,31 @@ SAMPLED_STEPS = 8
 """Steps of a run at which frames are decoded and explained; bytes are counted at all steps."""
 
 
-def run_buckets(
-    *, specs: Sequence[str] = SPECS, seeds: Sequence[int] = (0, 1), epochs: int = 6, workers: int = 5, batch: int = 20,
-    lr: float = 0.05, momentum: float = 0.9, data: str | Images = "digits", data_dir: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+EPOCHS, WORKERS, BATCH, LR, MOMENTUM = 6, 5, 20, 0.05, 0.9
+SEEDS = (0, 1)
+
+
+def run_all(
+    images: Images, finished: RecordLog, progress: Progress | None = None, *, specs: Sequence[str] = SPECS,
+    epochs: int = EPOCHS,
 ) -> list[Record]:  # fmt: skip
     """Train with each codec from the same initial weights, and return a Record for each codec and seed.
 
     The network has the paper's layers with ReLU and cross entropy, as is usual today; each worker sends its whole
-    gradient as one packet in each step.
-
-    Args:
-        seeds: Seeds of initial weights, order of images and sampling.
-        workers: Number of workers, each with an exclusive share.
-        batch: Images of a worker's mini-batch.
-        momentum: Momentum of the optimizer, after the exchange.
-        data: ``digits``, ``mnist``, or loaded images.
-        data_dir: Folder of the files of ``mnist``.
-        progress: Called with the number of finished trainings and their total.
+    gradient as one packet in each step. Seeds decide initial weights, order of images and sampling.
     """
-    images = data if isinstance(data, Images) else load(data, data_dir)
-    records = []
-    for spec in specs:
-        for seed in seeds:
-            settings = {"epochs": epochs, "workers": workers, "batch": batch, "lr": lr, "momentum": momentum}
-            values = _train(images, spec, seed, **settings)  # type: ignore[arg-type]
-            records.append(Record(KIND, {"codec": spec, "data": images.name} | settings | values, seed=seed))
-            if progress is not None:
-                progress(len(records), len(specs) * len(seeds))
-    return records
+    keys = []
+    for number, (spec, seed) in enumerate((spec, seed) for spec in specs for seed in SEEDS):
+        if progress is not None:
+            progress("buckets", number, len(specs) * len(SEEDS))
+        keys.append(json.dumps(["buckets", spec, images.name, epochs, WORKERS, BATCH, LR, MOMENTUM, seed]))
+        if keys[-1] not in finished:
+            settings: dict[str, Any] = {
+                "epochs": epochs, "workers": WORKERS, "batch": BATCH, "lr": LR, "momentum": MOMENTUM,
+            }  # fmt: skip
+            values = {"key": keys[-1], "part": "buckets", "codec": spec, "data": images.name, "seed": seed, **settings}
+            finished.add(Record(KIND, values | _train(images, spec, seed, **settings), seed=seed))
+    return [finished.records[key] for key in keys]
 
 
 @dataclass
@@ -149,21 +142,3 @@ def _train(
 def _accuracy(model: nn.Module, images: Images) -> float:
     outputs = model(images.test_images.reshape(len(images.test_labels), -1).to(torch.float32) / 255)
     return 100 * float((outputs.argmax(1) == images.test_labels).to(torch.float64).mean())
-
-
-def main(target: Path) -> None:
-    """Run the experiment, write its Records, and print a table of means."""
-    records = run_buckets()
-    write(records, target)
-    columns = ("codec", "coded bits", "relative squared error", "share of the fullest bin", "best (last) %")
-    rows = []
-    for spec in SPECS:
-        runs = [record.values for record in records if record.values["codec"] == spec]
-        names = ("bits", "relative_error", "fullest_bin", "peak", "final")
-        bits, error, fullest, best, last = (fmean(run[name] or 0.0 for run in runs) for name in names)
-        rows.append((f"`{spec}`", f"{bits:.2f}", f"{error:.3f}", f"{fullest:.3f}", f"{best:.2f} ({last:.2f})"))
-    print(Table(columns, rows).to_markdown())
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

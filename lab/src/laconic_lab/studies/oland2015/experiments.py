@@ -8,9 +8,10 @@ from dataclasses import replace
 from laconic_lab.studies.oland2015.settings import BASELINE, Quantizer, Setting
 from laconic_lab.studies.oland2015.trials import Unit
 
-__all__ = ["EXPERIMENTS", "settings_of", "units_of"]
+__all__ = ["EXPERIMENTS", "TRAINED", "settings_of", "units_of"]
 
-EXPERIMENTS = ("headline", "fixed", "grid", "entropy", "map", "collapse", "beyond", "gradients")
+TRAINED = ("headline", "fixed", "grid", "entropy", "map", "collapse", "beyond", "gradients")
+EXPERIMENTS = (*TRAINED, "buckets", "coding")
 
 UNIT_RUNS = 250
 """Runs of a Record; independent of memory, so that a study can continue on another machine."""

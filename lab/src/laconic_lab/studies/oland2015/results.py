@@ -9,9 +9,11 @@ from typing import Any, ClassVar, TypedDict
 
 from laconic.records import Record
 from laconic_lab.studies import study
-from laconic_lab.studies.study import Count, Series
+from laconic_lab.studies.oland2015.buckets import KIND as BUCKETS
+from laconic_lab.studies.oland2015.coding import KIND as CODING
+from laconic_lab.studies.study import Count, Positive, Series
 
-__all__ = ["KIND", "POINT", "Results", "SettingRuns"]
+__all__ = ["BUCKETS", "CODING", "KIND", "POINT", "Results", "SettingRuns"]
 
 KIND = "study.oland2015"
 POINT = ("lr", "l1", "decay", "batch", "pixels", "sends")
@@ -35,6 +37,15 @@ _RequiredFields = TypedDict("_RequiredFields", {  # noqa: UP013
 
 class _Fields(_RequiredFields, _OptionalFields):
     """Fields of a run."""
+
+
+_BucketFields = TypedDict("_BucketFields", {  # noqa: UP013
+    "codec": str, "bits": float, "relative_error": float, "fullest_bin": float | None, "peak": float, "final": float,
+})  # fmt: skip
+_CodingFields = TypedDict("_CodingFields", {  # noqa: UP013
+    "data": str, "epochs": int, "nbytes": Count, "lzw_nbytes": Count, "lzw_s": float, "deflate_nbytes": Count,
+    "frame_nbytes": Count, "side_nbytes": int, "encode_s": Positive, "decode_s": Positive,
+})  # fmt: skip
 
 
 @dataclass
@@ -78,10 +89,11 @@ class SettingRuns(study.Runs):
 class Results(study.Results):
     """Settings by experiment; of an experiment that was run with several data sets or lengths the one of most runs."""
 
-    schemas: ClassVar[Mapping[str, Any]] = {KIND: _Fields}
+    schemas: ClassVar[Mapping[str, Any]] = {KIND: _Fields, BUCKETS: _BucketFields, CODING: _CodingFields}
 
     def __init__(self, records: Iterable[Record]) -> None:
         super().__init__(records)
+        self.buckets, self.coding = self.of_kind(BUCKETS), _longest(self.of_kind(CODING))
         self.experiments: dict[str, dict[tuple[Any, ...], SettingRuns]] = {}
         variants: dict[str, dict[tuple[Any, ...], list[Mapping[str, Any]]]] = {}
         for values in self.of_kind(KIND):
@@ -108,3 +120,9 @@ class Results(study.Results):
         if setting is None and "grid" in self.experiments and (setting := self.find("headline", codec)) is not None:
             return setting.first(min(one.num_runs for one in self.experiments["grid"].values()))
         return setting
+
+
+def _longest(coded: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the runs on full MNIST if there are any, and of these the ones with most epochs."""
+    best = max(((one["data"] == "mnist", one["epochs"]) for one in coded), default=None)
+    return [one for one in coded if (one["data"] == "mnist", one["epochs"]) == best]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic.train.data import Images, load
 from laconic.train.devices import device_of
-from laconic_lab.studies.oland2015 import experiments
+from laconic_lab.studies.oland2015 import buckets, coding, experiments
 from laconic_lab.studies.oland2015.results import KIND
 from laconic_lab.studies.oland2015.settings import NUM_WEIGHTS, CommonSettings, Setting
 from laconic_lab.studies.oland2015.trials import Unit, train
@@ -24,7 +25,7 @@ __all__ = ["run"]
 REAL_PACKETS = 8
 """On a CPU up to so many runs of a setting exchange real frames; more are computed as one batch."""
 
-RUNS = dict.fromkeys(experiments.EXPERIMENTS, 8) | {"headline": 1500, "fixed": 50, "grid": 50, "entropy": 50}
+RUNS = dict.fromkeys(experiments.TRAINED, 8) | {"headline": 1500, "fixed": 50, "grid": 50, "entropy": 50, "coding": 3}
 RUNS_ON_CPU = 2
 EPOCHS, EPOCHS_BY_STEP = 100, 10
 """Epochs; an exchange after every mini-batch takes a hundred times as long."""
@@ -61,11 +62,16 @@ def run(
     check_experiment(experiment, experiments.EXPERIMENTS)
     where = device_of(device)
     epochs = epochs if epochs is not None else EPOCHS_BY_STEP if experiment == "gradients" else EPOCHS
-    runs = runs if runs is not None else RUNS[experiment] if where.type == "cuda" else RUNS_ON_CPU
+    few = RUNS.get(experiment, 1) if where.type == "cuda" or experiment == "coding" else RUNS_ON_CPU
+    runs = runs if runs is not None else few
     if runs < 1 or (batch_runs is not None and batch_runs < 1):
         raise ConfigError(f"runs and batch_runs must be at least 1, got {runs} and {batch_runs}")
     images = data if isinstance(data, Images) else load(data, data_dir)
+    if experiment == "buckets":
+        return buckets.run_all(images, RecordLog.of_experiment(records, experiment), progress)
     common = CommonSettings(images.name, workers, epochs, seed, default or Setting())
+    if experiment == "coding":
+        return _coding(common, runs, images, RecordLog.of_experiment(records, experiment))
     chosen = settings or list(experiments.settings_of(experiment, common.default))
     units = experiments.units_of(experiment, chosen, runs)
     finished = RecordLog.of_experiment(records, experiment)
@@ -79,6 +85,17 @@ def run(
             values = {"key": series.unit.key(common), "device": where.type} | common.values() | series.unit.values()
             finished.add(Record(KIND, values | series.values(), seed=seed))
     return [finished.records[unit.key(common)] for unit in units]
+
+
+def _coding(common: CommonSettings, runs: int, images: Images, finished: RecordLog) -> list[Record]:
+    keys = [
+        json.dumps(["coding", common.values(), common.default.values(), run], sort_keys=True) for run in range(runs)
+    ]
+    if not all(key in finished for key in keys):
+        for run, (key, values) in enumerate(zip(keys, coding.measure(common, runs, images), strict=True)):
+            known = {"key": key, "part": "coding", "run": run, "device": "cpu"} | common.values()
+            finished.add(Record(coding.KIND, known | values, seed=common.seed))
+    return [finished.records[key] for key in keys]
 
 
 def fitting_runs(device: torch.device, common: CommonSettings) -> int:

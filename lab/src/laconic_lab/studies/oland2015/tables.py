@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
 from laconic_lab.studies.intervals import mean_interval
 from laconic_lab.studies.oland2015.claims import C5, C6, CLAIMS
 from laconic_lab.studies.oland2015.error_decomposition import VARIANTS
@@ -17,7 +21,8 @@ def make_tables(results: Results) -> list[Table]:
     """Return all tables but the one of claims."""
     return [
         _headline(results), _closest(results), _lines(results), _beyond(results), _by_gradient(results),
-        _collapse(results), _gradients(results), _compared(results),
+        _collapse(results), _helps(results), _gradients(results), _buckets(results), _coding(results),
+        _compared(results),
     ]  # fmt: skip
 
 
@@ -150,6 +155,71 @@ def _compared(results: Results) -> Table:
     rows = [(f"{sum(unit['runs'] for unit in units):,}", f"{compared:,}", str(values), str(sizes))] if compared else []
     columns = ("runs", "frames compared", "that differ in value", "in size")
     return make_table("Frames made and compared", columns, rows)
+
+
+SATURATED = 90.0
+"""Points of the map on which the baseline of some run stays below are left out of the summary."""
+
+
+def _helps(results: Results) -> Table:
+    """Return last accuracy compared with the baseline, and coded bits compared with c = 5, over the map."""
+    codecs = {C5: "map", C6: "map", ZERO.spec: "beyond", FIX.spec: "beyond"}
+    points = [
+        dict(zip(POINT, key[1:], strict=True))
+        for key, setting in results.experiments.get("beyond", {}).items()
+        if key[0] == FIX.spec
+    ]
+    rows = []
+    for codec, experiment in codecs.items():
+        lost, bits, raw = [], [], []
+        for point in points:
+            baseline, paper = (results.find("map", one, **point) for one in (BASELINE.spec, C5))
+            setting = results.find(experiment, codec, **point)
+            if baseline is None or paper is None or setting is None or min(baseline.per_run("final")) < SATURATED:
+                continue
+            lost.append(setting.mean("final") - baseline.mean("final"))
+            bits.append(setting.mean("coded_bits") / paper.mean("coded_bits"))
+            raw.append(setting.mean("raw_bits") / paper.mean("raw_bits"))
+        if lost:
+            rows.append((
+                f"`{codec.removesuffix('|huffman')}`", str(len(lost)), f"{min(lost):.1f}",
+                str(sum(one < -1 for one in lost)), f"{min(bits):.2f} to {max(bits):.2f}",
+                f"{min(raw):.2f} to {max(raw):.2f}",
+            ))  # fmt: skip
+    columns = (
+        "codec", "points of the map", "worst, points", "of them lose more than one", "coded bits", "raw bits",
+    )  # fmt: skip
+    return Table(columns, rows, 1, "What each variant loses on the map")
+
+
+def _buckets(results: Results) -> Table:
+    by_codec: dict[str, list[Mapping[str, Any]]] = {}
+    for one in results.buckets:
+        by_codec.setdefault(one["codec"], []).append(one)
+    rows = []
+    for codec, runs in by_codec.items():
+        names = ("bits", "relative_error", "fullest_bin", "peak", "final")
+        bits, error, fullest, best, last = (fmean(run[name] or 0.0 for run in runs) for name in names)
+        rows.append((f"`{codec}`", f"{bits:.2f}", f"{error:.3f}", f"{fullest:.3f}", f"{best:.2f} ({last:.2f})"))
+    columns = ("codec", "coded bits", "relative squared error", "share of the fullest bin", "best (last) %")
+    return Table(columns, rows, 1, "Gradients of the whole network in one packet")
+
+
+def _coding(results: Results) -> Table:
+    rows = [
+        (
+            f"{one['data']}, {one['epochs']}", f"{one['nbytes'] / one['lzw_nbytes']:.3f}", f"{1e3 * one['lzw_s']:.0f}",
+            f"{one['nbytes'] / one['deflate_nbytes']:.3f}", f"{one['nbytes'] / one['frame_nbytes']:.2f}",
+            f"{one['side_nbytes']:,}", f"{100 * one['side_nbytes'] / one['frame_nbytes']:.2f}",
+            f"{1e3 * one['encode_s']:.2f}", f"{1e3 * one['decode_s']:.2f}",
+        )
+        for one in results.coding
+    ]  # fmt: skip
+    columns = (
+        "data, epochs", "LZW: times smaller", "LZW, ms", "deflate: times smaller", "c = 5: times smaller",
+        "bytes beside the codes", "% of the frames", "encode, ms", "decode, ms",
+    )  # fmt: skip
+    return Table(columns, rows, 1, "What coding saves and costs")
 
 
 COMPARED = ("packets_compared", "packets_other_values", "packets_other_sizes")
