@@ -114,7 +114,7 @@ def _checked_layout(local: LocalSGD, layout: Any, steps: int) -> list[_Place]:
     if not isinstance(layout, list | tuple) or not all(isinstance(each, Mapping) for each in layout):
         raise InputError("'fragments' in the saved state must be a list of fragments")
     held = [each.get("names") for each in layout]
-    if not all(isinstance(names, list) and names and all(isinstance(name, str) for name in names) for names in held):
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in held):
         raise InputError("each of 'fragments' in the saved state must have the names of its parameters")
     if len(layout) != len(local._fragments) or sorted(itertools.chain(*held)) != sorted(local._replica.names):
         raise InputError(

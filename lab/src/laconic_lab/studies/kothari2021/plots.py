@@ -118,11 +118,14 @@ def _workers(results: Results) -> list[Plot]:
     ]  # fmt: skip
     if not rows:
         return []
-    data = Data(("method", "mode", "workers", "setting", "top-1 %", "staleness, mean", "staleness, most"), rows)
+    columns = ("method", "mode", "workers", "setting", "top-1 %", "staleness, mean", "staleness, most")
+    data = Data(columns, rows)
+    # A bar for each setting: its first seed.
+    first = Data(columns, list({(row[0], row[3]): row for row in reversed(rows)}.values())[::-1])
     return [
         Plot("kothari-workers", "More workers", "Accuracy by workers and mode.", "points", data, "workers", "top-1 %",
              series="mode", pick="method", detail=("staleness, mean", "staleness, most")),
-        Plot("kothari-staleness", "Staleness", "Mean number of updates that a gradient missed.", "bars", data,
+        Plot("kothari-staleness", "Staleness", "Mean number of updates that a gradient missed.", "bars", first,
              "staleness, mean", "setting", pick="method", detail=("staleness, most", "top-1 %")),
     ]  # fmt: skip
 
