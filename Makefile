@@ -61,6 +61,7 @@ readme: $(VENV)/.ready
 # tables.
 bench: $(VENV)/.ready
 	$(BIN)/laconic bench --records results/bench/codecs.jsonl
+	$(BIN)/laconic bench collective --record results/bench/collective.jsonl
 	$(BIN)/python tools/refresh_pages.py
 
 # Times a server and its workers beside bare gRPC, over slow links (as root: in network namespaces) and with 64 clients;

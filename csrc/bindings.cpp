@@ -6,14 +6,17 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -26,6 +29,7 @@ using namespace laconic;
 namespace {
 
 using Address = uintptr_t;
+constexpr size_t kCopiedBytes = 1 << 14;  // wire.COPIED_NBYTES
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
 template <class T>
@@ -76,6 +80,30 @@ NB_MODULE(_core, m) {
         [](nb::bytes data) { return crc32c(reinterpret_cast<const uint8_t*>(data.c_str()), data.size()); });
   m.def("byte_view", &byte_view);
   m.def("bytes_at", [](Address data, size_t n) { return nb::bytes(at<const char>(data), n); });
+  // The codec, shape, dtype code, and the bytes of header, padding and sections in turn, of a frame in order; else None.
+  m.def("read_frame", [](Address data, int64_t size) -> nb::object {
+    const uint8_t* bytes = at<const uint8_t>(data);
+    FrameHeader header;
+    if (!read_frame_header(bytes, size, &header)) return nb::none();
+    const size_t payload = static_cast<size_t>(size - header.start);
+    uint32_t crc;
+    if (payload < kCopiedBytes) {  // waiting for the interpreter's lock would cost more
+      crc = crc32c(bytes + header.start, payload);
+    } else {
+      nb::gil_scoped_release released;
+      crc = crc32c(bytes + header.start, payload);
+    }
+    if (crc != header.payload_crc) return nb::none();
+    nb::list shape, sizes;
+    for (int i = 0; i < header.ndim; ++i) shape.append(header.numbers[i]);
+    sizes.append(header.start);
+    for (int i = 0; i < header.num_sections; ++i) {
+      sizes.append(header.gaps[i]);
+      sizes.append(header.numbers[header.ndim + i]);
+    }
+    return nb::make_tuple(nb::str(header.spec, static_cast<size_t>(header.spec_nbytes)), nb::tuple(shape),
+                          header.dtype, sizes);
+  });
   m.def("zero_bytes", [](Address to, size_t n) { std::memset(at<char>(to), 0, n); });
   m.def("set_bytes", [](Address to, nb::bytes from) { std::memcpy(at<char>(to), from.c_str(), from.size()); });
 
@@ -207,6 +235,27 @@ NB_MODULE(_core, m) {
       return topk(at<const float>(x), n, k, at<Index>(positions), at<float>(values), threads);
     });
   }, Unlocked());
+  m.def("topk_encode", [](Address x, int64_t n, int64_t k, Address values, Address section, int threads) {
+    uint32_t amax_bits;
+    const int64_t nbytes = topk_encode(at<const float>(x), n, k, at<float>(values), at<uint8_t>(section), &amax_bits,
+                                       threads);
+    return std::pair<int64_t, uint32_t>(nbytes, amax_bits);
+  }, Unlocked());
+  m.def("encode_positions", [](Address positions, int64_t k, bool wide, int64_t n, Address out) {
+    return by_index(wide, [&](auto index) {
+      using Index = decltype(index);
+      const PositionPlan plan = plan_positions(at<const Index>(positions), k, n);
+      write_positions(at<const Index>(positions), k, plan, at<uint8_t>(out));
+      return plan.nbytes;
+    });
+  }, Unlocked());
+  m.def("sparse_decode",
+        [](Address section, int64_t nbytes, Address values, int64_t k, Address out, int64_t n, float weight,
+           int threads) {
+    return sparse_decode(at<const uint8_t>(section), nbytes, at<const float>(values), k, sink_of(out, n, weight),
+                         threads);
+  },
+        Unlocked());
   m.def("topk_double", [](Address x, int64_t n, int64_t k, bool wide, Address positions, Address values) {
     by_index(wide, [&](auto index) {
       using Index = decltype(index);
@@ -253,6 +302,13 @@ NB_MODULE(_core, m) {
     by_index(wide, [&](auto index) {
       using Index = decltype(index);
       random_positions(n, k, hash_key(key), at<Index>(positions), threads);
+    });
+  }, Unlocked());
+  m.def("random_entries",
+        [](Address x, int64_t n, int64_t k, uint64_t key, bool wide, Address positions, Address values, int threads) {
+    return by_index(wide, [&](auto index) {
+      using Index = decltype(index);
+      return random_entries(at<const float>(x), n, k, hash_key(key), at<Index>(positions), at<float>(values), threads);
     });
   }, Unlocked());
   m.def("gather", [](Address x, int itemsize, Address positions, int64_t k, bool wide, Address out, int threads) {
@@ -330,6 +386,15 @@ NB_MODULE(_core, m) {
       simd().table_decode(at<const uint8_t>(packed), bits, at<const float>(table), sink_of(out, n, weight), begin, end);
     });
   }, Unlocked());
+  // The levels of a quantizer, (i + shift) * step, or origin + that; in float32, clamped to its range.
+  m.def("level_table", [](int count, std::optional<double> origin, double shift, double step, Address out) {
+    const double most = std::numeric_limits<float>::max();
+    for (int i = 0; i < count; ++i) {
+      double level = (i + shift) * step;
+      if (origin) level = *origin + level;  // a sum with 0 would take the sign from -0
+      at<float>(out)[i] = static_cast<float>(std::min(std::max(level, -most), most));
+    }
+  });
   m.def("sample", [](Address x, int64_t n, int64_t count, uint64_t key, Address out, int threads) {
     sample(at<const float>(x), n, count, hash_key(key), at<float>(out), threads);
   }, Unlocked());

@@ -159,6 +159,14 @@ struct RansRead {
   int scale, num_states;
 };
 
+// A tensor that is filled from its first value to its last, by way of a window in L1.
+constexpr int64_t kWindow = 2048;
+struct WindowedOutput {
+  float* out;
+  int64_t n, at;  // the window holds the values from `at` on
+  float* window;  // kWindow floats, zero at first
+};
+
 // Growing arrays of the entries that a selector kept: offsets from a base, and the raw 32 bits of each value.
 struct Kept {
   uint32_t* offset;
@@ -178,6 +186,20 @@ const Simd& simd();                   // of this machine, chosen once; the envir
 const Simd* simd_named(const char*);  // null if unknown or not supported by this machine
 
 uint32_t crc32c(const uint8_t* data, size_t nbytes);
+
+// --- frame_header.cpp
+constexpr int kMaxSections = 8;
+struct FrameHeader {
+  int dtype, ndim, num_sections, spec_nbytes;
+  uint64_t numbers[16 + kMaxSections];  // the dimensions, then the bytes of each section
+  const char* spec;
+  int64_t start;               // of the payload
+  int64_t gaps[kMaxSections];  // bytes of padding before each section
+  uint32_t payload_crc;
+};
+// Whether the bytes are a frame in which everything but the payload's checksum, the dtype and the dimensions was found in
+// order.
+bool read_frame_header(const uint8_t* data, int64_t size, FrameHeader* header);
 
 // --- thread_pool.cpp
 // Runs task(i) for i in [0, tasks) on up to `threads` threads, the caller's included.
@@ -248,6 +270,17 @@ int64_t threshold_select(const float* x, int64_t n, uint32_t threshold, Index* p
                          int64_t capacity);
 template <class Index>
 void random_positions(int64_t n, int64_t k, HashKey key, Index* positions, int threads);
+// The same, and the values of x there in one pass over it. Returns the amax bits of x.
+template <class Index>
+uint32_t random_entries(const float* x, int64_t n, int64_t k, HashKey key, Index* positions, float* values,
+                        int threads);
+// The entries that topk keeps, whose positions go to `section`. Returns its bytes.
+int64_t topk_encode(const float* x, int64_t n, int64_t k, float* values, uint8_t* section, uint32_t* amax_bits,
+                    int threads);
+// Scatters k finite values to the positions of a section. False, with `sink` unchanged or to be written again, if the
+// section holds anything but k positions in order, in a mode of this file.
+bool sparse_decode(const uint8_t* section, int64_t nbytes, const float* values, int64_t k, const Sink& sink,
+                   int threads);
 template <class Index, class Word>
 void gather(const Word* x, const Index* positions, int64_t k, Word* out, int threads);
 // Values times a gain, saturating; false if one of the values is not finite.
@@ -280,6 +313,16 @@ template <class Index>
 PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n);
 template <class Index>
 void write_positions(const Index* positions, int64_t k, const PositionPlan& plan, uint8_t* out);
+// The fields of a section's header; false if they contradict n or the size, or the mode is none of the above.
+struct PositionHeader {
+  PositionMode mode;
+  int low_bits;
+  int64_t k;
+};
+bool read_positions_header(const uint8_t* section, int64_t nbytes, int64_t n, PositionHeader* header);
+// Writes values to the positions of a section without a list of them; false if the body does not hold k positions.
+bool scatter_positions(const uint8_t* body, int64_t nbytes, const PositionHeader& header, const float* values,
+                       const Sink& sink);
 // False if the body does not hold k ascending positions below n. The caller has checked the header.
 template <class Index>
 bool read_positions(const uint8_t* body, int64_t nbytes, PositionMode mode, int low_bits, int64_t k, int64_t n,

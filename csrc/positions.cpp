@@ -35,7 +35,7 @@ PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n) {
     const int64_t count = k - at < kGroup ? k - at : kGroup;
     gaps_of(positions, at, count, gaps);
     for (int j = 0; j < 3; ++j) {
-      uint64_t sum = 0;
+      Gap<Index> sum = 0;  // of gaps between positions that Index holds, so it does not overflow
       for (int64_t i = 0; i < count; ++i) sum += gaps[i] >> (first + j);
       high[j] += sum;
     }
@@ -50,6 +50,58 @@ PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n) {
   return best;
 }
 
+namespace {
+// Writes numbers in unary, each as zeros and a one, into bytes that are zero.
+class UnaryWriter {
+ public:
+  UnaryWriter(uint8_t* out, int64_t nbytes) : at_(out), end_(out + nbytes) {}
+
+  // Appends four numbers, given with their ones: each is at least 1.
+  void put4(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+    const uint64_t ab = a + b, abc = ab + c, all = abc + d;
+    if (a > 63 || b > 63 || c > 63 || d > 63 || filled_ + all > 63) {
+      put(a), put(b), put(c), put(d);
+      return;
+    }
+    held_ |= (uint64_t{1} << (a - 1) | uint64_t{1} << (ab - 1) | uint64_t{1} << (abc - 1) | uint64_t{1} << (all - 1))
+             << filled_;
+    filled_ += all;
+    store_whole_bytes();
+  }
+  void put(uint64_t number) {
+    const uint64_t place = filled_ + number - 1;
+    if (place < 63) {
+      held_ |= uint64_t{1} << place;
+      filled_ = place + 1;
+    } else {
+      if (filled_) *at_ = static_cast<uint8_t>(held_);
+      at_ += place >> 3;
+      held_ = uint64_t{1} << (place & 7);
+      filled_ = (place & 7) + 1;
+    }
+    store_whole_bytes();
+  }
+  void finish() {
+    if (filled_) *at_ = static_cast<uint8_t>(held_);
+  }
+
+ private:
+  void store_whole_bytes() {
+    if (end_ - at_ >= 8) {
+      std::memcpy(at_, &held_, 8);
+    } else {
+      std::memcpy(at_, &held_, static_cast<size_t>(end_ - at_));
+    }
+    at_ += filled_ >> 3;
+    held_ >>= filled_ & 56;
+    filled_ &= 7;
+  }
+
+  uint8_t *at_, *end_;
+  uint64_t held_ = 0, filled_ = 0;  // between two calls fewer than eight bits wait
+};
+}  // namespace
+
 template <class Index>
 static void rice_write(const Index* positions, int64_t k, int low_bits, uint8_t* low, uint8_t* unary,
                        int64_t unary_nbytes) {
@@ -57,17 +109,20 @@ static void rice_write(const Index* positions, int64_t k, int low_bits, uint8_t*
   Gap<Index> gaps[kGroup];
   uint32_t symbols[kGroup];
   std::memset(unary, 0, static_cast<size_t>(unary_nbytes));
-  int64_t bit = -1;
+  UnaryWriter writer(unary, unary_nbytes);
   for (int64_t at = 0; at < k; at += kGroup) {
     const int64_t count = k - at < kGroup ? k - at : kGroup;
     gaps_of(positions, at, count, gaps);
     for (int64_t i = 0; i < count; ++i) {
       symbols[i] = static_cast<uint32_t>(gaps[i]) & mask;
-      bit += static_cast<int64_t>(gaps[i] >> low_bits) + 1;
-      unary[bit >> 3] |= static_cast<uint8_t>(1 << (bit & 7));
+      gaps[i] = (gaps[i] >> low_bits) + 1;
     }
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4) writer.put4(gaps[i], gaps[i + 1], gaps[i + 2], gaps[i + 3]);
+    for (; i < count; ++i) writer.put(gaps[i]);
     simd().pack(symbols, count, low_bits, low + at / kGroup * 32 * low_bits);
   }
+  writer.finish();
 }
 
 template <class Index>
@@ -87,10 +142,11 @@ void write_positions(const Index* positions, int64_t k, const PositionPlan& plan
 }
 
 // A position is the number of zeros before its unary bit times 2^low_bits, plus the low bits so far, plus the positions
-// before it: both sums never fall, so one check for each group of 256 covers all of its positions.
-template <class Index>
+// before it: both sums never fall, so one check for each group of 256 covers all of its positions. take(positions, first,
+// count) receives each group.
+template <class Take>
 static bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nbytes, int64_t k, int low_bits,
-                      int64_t n, Index* positions) {
+                      int64_t n, Take take) {
   uint32_t symbols[kGroup];
   int64_t ends[kGroup + kSetBitsSlack];  // the indices of unary bits: a group's, and what a whole word adds
   int64_t found = 0, read = 0, low_sum = 0, last_end = -1;
@@ -107,7 +163,7 @@ static bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nb
       ends[i] = ((ends[i] - (read + i)) << low_bits) + low_sum + read + i;
     }
     if (ends[count - 1] >= n) return false;
-    for (int64_t i = 0; i < count; ++i) positions[read + i] = static_cast<Index>(ends[i]);
+    take(ends, read, count);
     read += count;
     found -= count;
     std::memmove(ends, ends + count, static_cast<size_t>(found) * sizeof *ends);
@@ -115,26 +171,63 @@ static bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nb
   return read == k && last_end >= (unary_nbytes - 1) * 8;
 }
 
-template <class Index>
-static bool bitmap_read(const uint8_t* bitmap, int64_t n, int64_t k, Index* positions) {
+template <class Take>
+static bool bitmap_read(const uint8_t* bitmap, int64_t n, int64_t k, Take take) {
   int64_t found[kGroup + kSetBitsSlack];
   const int64_t nbytes = (n + 7) / 8;
   int64_t read = 0;
   for (int64_t byte = 0; byte < nbytes;) {
     const int64_t count = simd().set_bits(bitmap, nbytes, &byte, kGroup, found, 0);
     if (read + count > k || (count && found[count - 1] >= n)) return false;
-    for (int64_t i = 0; i < count; ++i) positions[read + i] = static_cast<Index>(found[i]);
+    if (count) take(found, read, count);
     read += count;
   }
   return read == k;
 }
 
+template <class Take>
+static bool read_groups(const uint8_t* body, int64_t nbytes, PositionMode mode, int low_bits, int64_t k, int64_t n,
+                        Take take) {
+  if (mode == PositionMode::bitmap) return bitmap_read(body, n, k, take);
+  const int64_t low = packed_nbytes(k, low_bits);
+  return rice_read(body, body + low, nbytes - low, k, low_bits, n, take);
+}
+
 template <class Index>
 bool read_positions(const uint8_t* body, int64_t nbytes, PositionMode mode, int low_bits, int64_t k, int64_t n,
                     Index* positions) {
-  if (mode == PositionMode::bitmap) return bitmap_read(body, n, k, positions);
-  const int64_t low = packed_nbytes(k, low_bits);
-  return rice_read(body, body + low, nbytes - low, k, low_bits, n, positions);
+  return read_groups(body, nbytes, mode, low_bits, k, n, [&](const int64_t* group, int64_t first, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) positions[first + i] = static_cast<Index>(group[i]);
+  });
+}
+
+bool read_positions_header(const uint8_t* section, int64_t nbytes, int64_t n, PositionHeader* header) {
+  if (nbytes < kPositionsHeader) return false;
+  uint64_t fields;
+  std::memcpy(&fields, section, sizeof fields);
+  const int mode = static_cast<int>(fields & 0xFF);
+  *header = {static_cast<PositionMode>(mode), static_cast<int>(fields >> 8 & 0xFF), static_cast<int64_t>(fields >> 16)};
+  const int64_t k = header->k, body = nbytes - kPositionsHeader;
+  if (k < 1 || k > n) return false;
+  switch (header->mode) {
+    case PositionMode::all: return k == n && header->low_bits == 0 && body == 0;
+    case PositionMode::bitmap: return header->low_bits == 0 && body == (n + 7) / 8;
+    case PositionMode::rice:
+      return header->low_bits <= kMaxLowBits && body >= packed_nbytes(k, header->low_bits) + (k + 7) / 8;
+  }
+  return false;
+}
+
+bool scatter_positions(const uint8_t* body, int64_t nbytes, const PositionHeader& header, const float* values,
+                       const Sink& sink) {
+  alignas(64) float window[kWindow] = {};
+  WindowedOutput to{sink.out, sink.n, 0, window};
+  const auto take = [&](const int64_t* group, int64_t first, int64_t count) {
+    simd().scatter_on(to, group, values + first, count);
+  };
+  if (!read_groups(body, nbytes, header.mode, header.low_bits, header.k, sink.n, take)) return false;
+  simd().scatter_end(to);
+  return true;
 }
 
 // Classes of gaps: four for each power of two. A class above 7 spans 2^width gaps from (4 + class mod 4) * 2^width.

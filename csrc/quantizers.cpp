@@ -123,8 +123,8 @@ void histogram(const float* x, int64_t n, const LinearGrid& grid, int64_t* count
   const int64_t ranges = (n + kSplit - 1) / kSplit;
   std::vector<uint32_t> parts(static_cast<size_t>(ranges) * static_cast<size_t>(grid.levels));
   parallel_for(ranges, threads, [&](int64_t i) {
-    std::vector<uint16_t> symbols(kSplit);
     const int64_t count = std::min(kSplit, n - i * kSplit);
+    std::vector<uint16_t> symbols(static_cast<size_t>(count));
     simd().linear_symbols16(x + i * kSplit, count, grid, symbols.data());
     simd().count_symbols16(symbols.data(), count, grid.levels,
                            parts.data() + static_cast<size_t>(i) * static_cast<size_t>(grid.levels));

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 namespace laconic {
@@ -40,6 +41,24 @@ struct Workspace {
   }
 };
 thread_local Workspace workspace;
+
+template <class Index>
+Index* position_workspace(int64_t count) {
+  static thread_local std::vector<Index> positions;
+  // Grows with the calls and shrinks after a large one, like the workspace.
+  const size_t size = static_cast<size_t>(count), most = size_t{1} << 24;
+  if (positions.size() < size || (positions.size() > most && size <= most)) {
+    positions = {};
+    positions.resize(size);
+  }
+  return positions.data();
+}
+
+// Calls body with a null pointer of the index type for positions below n.
+template <class F>
+auto by_index(int64_t n, F body) {
+  return n > int64_t{1} << 31 ? body(static_cast<int64_t*>(nullptr)) : body(static_cast<int32_t*>(nullptr));
+}
 
 // Frees a large workspace at the end of a call: each thread would keep hundreds of megabytes.
 struct Trimmed {
@@ -70,11 +89,27 @@ size_t bin_holding(const std::vector<uint32_t>& bins, int64_t wanted, int64_t* a
 template <class ValueAt>
 uint32_t kth_largest(int64_t m, int64_t k, uint32_t most, ValueAt value_at, int64_t* larger) {
   if (m <= 4096) {
+    // Counted by their high bits (of a magnitude: exponent and three more); only the bin of the k-th is looked into.
+    constexpr int shift = 20;
     uint32_t values[4096];
-    for (int64_t i = 0; i < m; ++i) values[i] = value_at(i);
-    std::nth_element(values, values + (k - 1), values + m, std::greater<uint32_t>());
-    const uint32_t kth = values[k - 1];
-    *larger = std::count_if(values, values + m, [&](uint32_t v) { return v > kth; });
+    uint16_t bins[1 << (32 - shift)] = {};
+    for (int64_t i = 0; i < m; ++i) {
+      values[i] = value_at(i);
+      ++bins[values[i] >> shift];
+    }
+    uint32_t bin = most >> shift;
+    int64_t above = 0;
+    for (; above + bins[bin] < k; --bin) above += bins[bin];
+    int64_t count = 0;
+    for (int64_t i = 0; i < m; ++i) {
+      const uint32_t value = values[i];
+      values[count] = value;
+      count += value >> shift == bin;
+    }
+    const int64_t rank = k - above;
+    std::nth_element(values, values + (rank - 1), values + count, std::greater<uint32_t>());
+    const uint32_t kth = values[rank - 1];
+    *larger = above + std::count_if(values, values + count, [&](uint32_t v) { return v > kth; });
     return kth;
   }
   auto& high = workspace.high;
@@ -355,10 +390,20 @@ int64_t threshold_select(const float* x, int64_t n, uint32_t threshold, Index* p
                          int64_t capacity) {
   int64_t at = 0;
   for (int64_t begin = 0; begin < n; begin += kSplit) {  // range by range, so that the workspace stays in the cache
+    const int64_t end = std::min(n, begin + kSplit), left = capacity - at;
+    if constexpr (sizeof(Index) == 4) {
+      if (left >= end - begin + 64) {  // all of them would fit
+        Kept kept{reinterpret_cast<uint32_t*>(positions + at), reinterpret_cast<uint32_t*>(values + at), 0, left};
+        simd().compact(x, begin, end, threshold, &kept);
+        for (int64_t i = 0; i < kept.count; ++i) kept.offset[i] += static_cast<uint32_t>(begin);
+        at += kept.count;
+        continue;
+      }
+    }
     Kept kept = workspace.kept(kSplit + 64);
-    simd().compact(x, begin, std::min(n, begin + kSplit), threshold, &kept);
+    simd().compact(x, begin, end, threshold, &kept);
     // Another thread may have changed x since its entries were counted: never write past the capacity.
-    const int64_t count = std::min(kept.count, capacity - at);
+    const int64_t count = std::min(kept.count, left);
     if (count == 0) continue;
     for (int64_t i = 0; i < count; ++i) positions[at + i] = static_cast<Index>(begin + kept.offset[i]);
     std::memcpy(values + at, kept.bits, static_cast<size_t>(count) * 4);
@@ -367,23 +412,22 @@ int64_t threshold_select(const float* x, int64_t n, uint32_t threshold, Index* p
   return at;
 }
 
-template <class Index>
-void random_positions(int64_t n, int64_t k, HashKey key, Index* positions, int threads) {
-  // The k smallest hashes. Hashes are uniform, so the threshold is known up to chance: take a little more than k.
+namespace {
+// The entries with the k smallest hashes in order; collect(at_most, capacity, kept, starts) gathers those up to a limit.
+// take(count, index, position) receives each of them.
+template <class Collect, class Take>
+void smallest_hashes(int64_t n, int64_t k, int64_t range, Collect collect, Take take) {
+  // Hashes are uniform, so the threshold is known up to chance: take a little more than k.
   const double share = static_cast<double>(k) / static_cast<double>(n);
   double wanted = static_cast<double>(k) + 6.0 * std::sqrt(static_cast<double>(k) * (1.0 - share)) + 16.0;
   const Trimmed after;
-  const int64_t range = range_for(n, threads);
   Kept kept;
   std::vector<int64_t> starts;
   for (;; wanted = wanted * 2 + 64) {
     const bool all = wanted >= static_cast<double>(n);
     const uint32_t at_most = all ? ~0u : static_cast<uint32_t>(wanted / static_cast<double>(n) * 4294967295.0);
     const int64_t capacity = static_cast<int64_t>(std::min(wanted * 1.1, static_cast<double>(n))) + 8192;
-    const auto small = [&](int64_t begin, int64_t end, Kept* part) {
-      return simd().compact_hashes(key, begin, end, at_most, part);
-    };
-    if (!collect_candidates(n, small, capacity, threads, &kept, &starts, range) || kept.count < k) continue;
+    if (!collect(at_most, capacity, &kept, &starts) || kept.count < k) continue;
     // The kept bits are complements of hashes; their distances from the smallest one have the same order.
     const auto distance = [&](int64_t i) { return kept.bits[i] - ~at_most; };
     int64_t larger;
@@ -394,10 +438,91 @@ void random_positions(int64_t n, int64_t k, HashKey key, Index* positions, int t
       while (i >= starts[r + 1]) ++r;
       const uint32_t v = distance(i);
       if (v < kth || (v == kth && ties-- <= 0)) continue;
-      positions[count++] = static_cast<Index>(static_cast<int64_t>(r) * range + kept.offset[i]);
+      take(count++, i, static_cast<int64_t>(r) * range + kept.offset[i]);
     }
     return;
   }
+}
+}  // namespace
+
+template <class Index>
+void random_positions(int64_t n, int64_t k, HashKey key, Index* positions, int threads) {
+  const int64_t range = range_for(n, threads);
+  smallest_hashes(n, k, range, [&](uint32_t at_most, int64_t capacity, Kept* kept, std::vector<int64_t>* starts) {
+    const auto small = [&](int64_t begin, int64_t end, Kept* part) {
+      return simd().compact_hashes(key, begin, end, at_most, part);
+    };
+    return collect_candidates(n, small, capacity, threads, kept, starts, range);
+  }, [&](int64_t count, int64_t, int64_t position) { positions[count] = static_cast<Index>(position); });
+}
+
+template <class Index>
+uint32_t random_entries(const float* x, int64_t n, int64_t k, HashKey key, Index* positions, float* values,
+                        int threads) {
+  const int64_t range = range_for(n, threads);
+  if (range < n) {
+    random_positions(n, k, key, positions, threads);
+    gather(x, positions, k, values, threads);
+    return value_range(x, n, threads).amax_bits;
+  }
+  uint32_t amax_bits = 0;
+  smallest_hashes(n, k, range, [&](uint32_t at_most, int64_t capacity, Kept* kept, std::vector<int64_t>* starts) {
+    auto& held = workspace.inside;  // the values of the candidates
+    if (held.size() < static_cast<size_t>(capacity)) held.resize(static_cast<size_t>(capacity));
+    const auto small = [&](int64_t begin, int64_t end, Kept* part) {
+      return simd().compact_hashed_values(key, x, begin, end, at_most, part, reinterpret_cast<float*>(held.data()),
+                                          &amax_bits);
+    };
+    return collect_candidates(n, small, capacity, threads, kept, starts, range);
+  }, [&](int64_t count, int64_t i, int64_t position) {
+    positions[count] = static_cast<Index>(position);
+    std::memcpy(values + count, &workspace.inside[static_cast<size_t>(i)], 4);
+  });
+  return amax_bits;
+}
+
+int64_t topk_encode(const float* x, int64_t n, int64_t k, float* values, uint8_t* section, uint32_t* amax_bits,
+                    int threads) {
+  return by_index(n, [&](auto* null) {
+    using Index = std::remove_pointer_t<decltype(null)>;
+    Index* positions = position_workspace<Index>(k);
+    *amax_bits = topk(x, n, k, positions, values, threads);
+    const PositionPlan plan = plan_positions(positions, k, n);
+    write_positions(positions, k, plan, section);
+    return plan.nbytes;
+  });
+}
+
+bool sparse_decode(const uint8_t* section, int64_t nbytes, const float* values, int64_t k, const Sink& sink,
+                   int threads) {
+  const int64_t n = sink.n;
+  PositionHeader header;
+  if (!read_positions_header(section, nbytes, n, &header) || header.k != k) return false;
+  if (value_range(values, k, threads).amax_bits >= kNonFinite) return false;
+  const uint8_t* body = section + kPositionsHeader;
+  nbytes -= kPositionsHeader;
+  // Positions that follow each other closely are scattered as they are read; a list of few costs less than a window.
+  const bool streams = n * 4 >= kStreamBytes && reinterpret_cast<uintptr_t>(sink.out) % 32 == 0;
+  if (!sink.accumulate && threads <= 1 && streams && k > n / 32 && header.mode != PositionMode::all) {
+    return scatter_positions(body, nbytes, header, values, sink);
+  }
+  return by_index(n, [&](auto* null) {
+    using Index = std::remove_pointer_t<decltype(null)>;
+    Index* positions = position_workspace<Index>(k);
+    if (header.mode == PositionMode::all) {
+      std::iota(positions, positions + k, Index{0});
+    } else if (!read_positions(body, nbytes, header.mode, header.low_bits, k, n, positions)) {
+      return false;
+    }
+    for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
+      if constexpr (sizeof(Index) == 8) {
+        simd().scatter64(positions, values, k, sink, begin, end);
+      } else {
+        simd().scatter32(positions, values, k, sink, begin, end);
+      }
+    });
+    return true;
+  });
 }
 
 template <class Index, class Word>
@@ -423,6 +548,7 @@ bool scale_saturating(const float* values, int64_t k, float gain, float* out) {
   template int64_t topk_sampled<Index>(const float*, int64_t, int64_t, HashKey, Index*, float*, int); \
   template int64_t threshold_select<Index>(const float*, int64_t, uint32_t, Index*, float*, int64_t); \
   template void random_positions<Index>(int64_t, int64_t, HashKey, Index*, int);                      \
+  template uint32_t random_entries<Index>(const float*, int64_t, int64_t, HashKey, Index*, float*, int); \
   template void gather<Index>(const uint16_t*, const Index*, int64_t, uint16_t*, int);            \
   template void gather<Index>(const uint32_t*, const Index*, int64_t, uint32_t*, int);            \
   template void gather<Index>(const uint64_t*, const Index*, int64_t, uint64_t*, int);

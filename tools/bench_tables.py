@@ -11,6 +11,7 @@ from laconic.report import compare
 from laconic.report.summary import WORDS
 from laconic.tables import Table
 from laconic_lab.bench.cluster import ClusterTable, tables
+from laconic_lab.bench.codec_results import GAUSSIAN, JUDGED_NUMEL, SMALL_LIMIT_US, floors_of
 from laconic_lab.bench.ddp import ddp_tables
 from laconic_lab.bench.device_tables import device_tables
 from laconic_lab.bench.fsdp import fsdp_tables
@@ -18,6 +19,7 @@ from laconic_lab.bench.gpt import gpt_tables
 from laconic_lab.bench.layers import layer_table
 
 TABLES: dict[str, Callable[[Sequence[Record]], Sequence[ClusterTable]]] = {
+    "bench.collective": lambda records: [collective_table(records)],
     "bench.ddp": ddp_tables,
     "bench.device": device_tables,
     "bench.fsdp": fsdp_tables,
@@ -130,19 +132,73 @@ def codec_tables(records: Sequence[Record]) -> str:
     plain = {values["of"]: values for values in peers if values["name"] == PLAIN}
     parts = []
     if others:
-        columns = ("codec", "bits per value", "encode, × memcpy", "decode, × memcpy", "the same in plain torch",
-                   "speed-up")  # fmt: skip
+        columns = ("codec", "bits per value", "encode, × memcpy", "decode, × memcpy", "1,000 values, µs",
+                   "the same in plain torch", "speed-up")  # fmt: skip
         rows = [_codec_row(values, plain.get(values["spec"])) for values in others]
         parts.append(Table(columns, rows).to_markdown())
     parts.append(note)
     if coders:
         parts += _coder_parts(coders, peers)
+    if goals := _codec_goals(codecs) if run["threads"] == 1 and run["numel"] >= JUDGED_NUMEL else []:
+        parts += ["Goals:", "\n".join(f"- {goal}." for goal in goals)]
     return "\n\n".join(parts)
+
+
+def _codec_goals(codecs: Sequence[Any]) -> list[str]:
+    """Return the outcome of each goal, for gaussian data."""
+    judged = [values for values in codecs if values.get("data", GAUSSIAN) == GAUSSIAN]
+    goals = []
+    for values in judged:
+        for way, floor in zip(("encode", "decode"), floors_of(values["codec"]), strict=True):
+            if floor is not None:
+                speed = values[f"{way}_x_memcpy"]
+                goals.append(f"`{values['spec']}` {way}: {_outcome(speed, floor)}")
+    slow = [
+        f"`{values['spec']}` ({values['small_encode_us']:.0f} / {values['small_decode_us']:.0f})"
+        for values in judged
+        if max(values["small_encode_us"], values["small_decode_us"]) >= SMALL_LIMIT_US
+    ]
+    small = f"1,000 values under {SMALL_LIMIT_US:.0f} µs each way"
+    return [*goals, f"{small}: missed by {', '.join(slow)}" if slow else f"{small}: met by all"]
+
+
+def _outcome(value: float, goal: float) -> str:
+    return f"{value:.2f} of {goal:g}, {'met' if value >= goal else 'missed'}"
+
+
+def collective_table(records: Sequence[Record]) -> ClusterTable:
+    """Return the means over processes of one host, beside plain all-reduces."""
+    first = records[0]
+    rows = tuple(
+        (
+            f"`{values['name']}`" if ":" in values["name"] else values["name"],
+            f"{1e3 * values['median_s']:.1f}", f"{values['speedup_fp32']:.2f}", f"{values['speedup_fp32_best']:.2f}",
+            f"{values['nbytes'] / 1e6:.1f}", f"{values['relative_squared_error']:.2g}",
+        )
+        for values in (record.values for record in records)
+    )  # fmt: skip
+    verdicts = []
+    for values in (record.values for record in records):
+        if (goal := COLLECTIVE_GOALS.get(values["name"])) is not None:
+            met = values["speedup_fp32"] >= goal
+            verdicts.append((met, f"`{values['name']}`, × fp32: {_outcome(values['speedup_fp32'], goal)}"))
+    columns = ("mean by", "ms", "× fp32", "× fp32, best", "MB a rank", "squared error")
+    notes = (
+        f"{first.machine['cpu']}, {first.machine['cores']} cores, torch {first.versions['torch']}: "
+        f"{first.values['numel']:,} values, {first.values['ranks']} single-threaded processes on gloo over loopback, "
+        f"medians of {first.values['repeat']} rounds. Measured by `{first.values['command']}`."
+    )
+    return ClusterTable("collective", columns, rows, 1, notes, tuple(verdicts))
+
+
+COLLECTIVE_GOALS = {"shared:8": 2.5}
+"""Goals for means over two processes, in multiples of the speed of torch's all-reduce of float32."""
 
 
 def _codec_row(values: Any, plain: Any) -> Sequence[str]:
     ours = [values["encode_x_memcpy"], values["decode_x_memcpy"]]
-    cells = [f"`{values['spec']}`", f"{values['bits_per_value']:.2f}", *map(_figure, ours)]
+    small = f"{values['small_encode_us']:.0f} / {values['small_decode_us']:.0f}"
+    cells = [f"`{values['spec']}`", f"{values['bits_per_value']:.2f}", *map(_figure, ours), small]
     if plain is None:
         return (*cells, "", "")
     theirs = [plain["encode_x_memcpy"], plain["decode_x_memcpy"]]

@@ -30,7 +30,7 @@ from laconic.records import read
 COMMAND = "python tools/refresh_pages.py"
 BENCHMARKS = {
     "README.md": ("demo/demo",),
-    "docs/benchmarks.md": ("bench/codecs", "bench/codecs-server"),
+    "docs/benchmarks.md": ("bench/codecs", "bench/codecs-server", "bench/collective"),
     "docs/coder-benchmarks.md": ("bench/coders",),
     "docs/cluster-benchmarks.md": tuple(
         f"cluster/{part}" for part in ("aggregation", "rounds", "sums", "sums-bundled", "load")
@@ -43,7 +43,7 @@ BENCHMARKS = {
     "docs/layers.md": ("layers/cpu",),
 }
 """Pages and the Records that they show."""
-UNPUBLISHED = {"bench/fsdp-loss", "bench/gpt"}
+UNPUBLISHED = {"bench/collective", "bench/fsdp-loss", "bench/gpt"}
 """Records that may be missing: their pages say so until they are measured."""
 BLOCKS = {"bench/codecs-server": "server", "ddp/lenet5-100mbit-batch32": "ddp-train-batch32"}
 """The name of a page's block where the Records do not give it."""

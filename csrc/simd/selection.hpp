@@ -145,25 +145,47 @@ int64_t count_reaching(const float* x, int64_t begin, int64_t end, uint32_t thre
   return count;
 }
 
-bool compact_hashes(HashKey key, int64_t begin, int64_t end, uint32_t at_most, Kept* kept) {
-  // The complement turns "at most" into "at least".
-  const uint32_t threshold = ~at_most;
-  int64_t count = kept->count;
+// What compact_hashes does for a block of up to 256 indices from `at` on. Returns the new count.
+INLINE int64_t append_hashes(HashKey key, int64_t at, int64_t n, uint32_t offset, uint32_t threshold, Kept* kept,
+                             int64_t count) {
   alignas(64) uint32_t inverted[256];
+  const u8v low = low_key_word(key, static_cast<uint64_t>(at)), high = splat_u(key.high);
+  const u8v counter = splat_u(static_cast<uint32_t>(at)) + kLanes;
+  for (uint32_t i = 0; i < 256; i += 8) store(inverted + i, ~hash8(counter + i, low, high));
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    count = append16(inverted + i, ~0u, threshold, offset + static_cast<uint32_t>(i), kept->offset, kept->bits, count);
+  }
+  return append_rest(inverted + i, n - i, ~0u, threshold, offset + static_cast<uint32_t>(i), kept, count);
+}
+
+bool compact_hashes(HashKey key, int64_t begin, int64_t end, uint32_t at_most, Kept* kept) {
   for (int64_t at = begin; at < end; at += 256) {
     const int64_t n = least(256, end - at);
-    if (count + n + 16 > kept->capacity) return false;
-    const u8v low = low_key_word(key, static_cast<uint64_t>(at)), high = splat_u(key.high);
-    const u8v counter = splat_u(static_cast<uint32_t>(at)) + kLanes;
-    for (uint32_t i = 0; i < 256; i += 8) store(inverted + i, ~hash8(counter + i, low, high));
+    if (kept->count + n + 16 > kept->capacity) return false;
+    // The complement turns "at most" into "at least".
+    kept->count = append_hashes(key, at, n, static_cast<uint32_t>(at - begin), ~at_most, kept, kept->count);
+  }
+  return true;
+}
+
+bool compact_hashed_values(HashKey key, const float* x, int64_t begin, int64_t end, uint32_t at_most, Kept* kept,
+                           float* values, uint32_t* amax_bits) {
+  u8v largest = splat_u(*amax_bits);
+  for (int64_t at = begin; at < end; at += 256) {
+    const int64_t n = least(256, end - at), before = kept->count;
+    if (before + n + 16 > kept->capacity) return false;
+    const float* ahead = x + (at / kBlock + 1) * kBlock;
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-      count = append16(inverted + i, ~0u, threshold, static_cast<uint32_t>(at - begin + i), kept->offset, kept->bits,
-                       count);
+      fetch_ahead(ahead, (at % kBlock + i) / 16);
+      largest = larger(largest, larger(load<u8v>(x + at + i) & kMagnitude, load<u8v>(x + at + i + 8) & kMagnitude));
     }
-    count = append_rest(inverted + i, n - i, ~0u, threshold, static_cast<uint32_t>(at - begin + i), kept, count);
+    for (; i < n; ++i) largest[0] = most(largest[0], magnitude_bits(x[at + i]));
+    kept->count = append_hashes(key, at, n, static_cast<uint32_t>(at - begin), ~at_most, kept, before);
+    for (int64_t j = before; j < kept->count; ++j) values[j] = x[begin + kept->offset[j]];
   }
-  kept->count = count;
+  *amax_bits = fold_max(largest);
   return true;
 }
 
@@ -231,6 +253,33 @@ void scatter(const Index* positions, const float* values, int64_t k, Sink sink, 
   }
   finish_stores();
 }
+INLINE void advance_window(WindowedOutput& to) {
+  float* out = to.out + to.at;
+  const f8 zero = {};
+  for (int64_t j = 0; j < kWindow; j += 16) {  // whole cache lines
+    const f8 low = load<f8>(to.window + j), high = load<f8>(to.window + j + 8);
+    store(to.window + j, zero);
+    store(to.window + j + 8, zero);
+    emit<Store::stream>(out + j, low, zero);
+    emit<Store::stream>(out + j + 8, high, zero);
+  }
+  to.at += kWindow;
+}
+void scatter_on(WindowedOutput& to, const int64_t* positions, const float* values, int64_t count) {
+  int64_t i = 0;
+  const int64_t last = positions[count - 1];
+  while (last >= to.at + kWindow) {
+    for (; positions[i] < to.at + kWindow; ++i) to.window[positions[i] - to.at] = values[i];
+    advance_window(to);
+  }
+  for (; i < count; ++i) to.window[positions[i] - to.at] = values[i];
+}
+void scatter_end(WindowedOutput& to) {
+  while (to.at + kWindow <= to.n) advance_window(to);
+  if (to.at < to.n) std::memcpy(to.out + to.at, to.window, static_cast<size_t>(to.n - to.at) * sizeof(float));
+  finish_stores();
+}
+
 void scatter32(const int32_t* p, const float* v, int64_t k, Sink s, int64_t b, int64_t e) { scatter(p, v, k, s, b, e); }
 void scatter64(const int64_t* p, const float* v, int64_t k, Sink s, int64_t b, int64_t e) { scatter(p, v, k, s, b, e); }
 

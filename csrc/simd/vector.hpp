@@ -62,8 +62,12 @@ INLINE void unroll(F&& body) {
   unroll(body, std::make_integer_sequence<int, N>{});
 }
 
-// Prefetches one cache line of the next block for each line consumed. `line` is the line within the block.
+// Prefetches one cache line of the next block for each line consumed. `line` is the line within the block. Only where it
+// helps: a Zen 4 reads twice as fast by its hardware prefetcher alone.
 INLINE void fetch_ahead(const float* next_block, int64_t line) {
+#if defined(__x86_64__)
+  if (!__builtin_cpu_is("intel")) return;
+#endif
   __builtin_prefetch(reinterpret_cast<const char*>(next_block) + (line & 7) * kPage + (line >> 3) * 64, 0, 3);
 }
 

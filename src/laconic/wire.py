@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from laconic._core import byte_view, bytes_at, crc32c, crc32c_of, set_bytes, zero_bytes
+from laconic._core import byte_view, bytes_at, crc32c, crc32c_of, read_frame, set_bytes, zero_bytes
 from laconic.errors import ConfigError, FrameError, InputError
 from laconic.packet import EXACT, Packet, TensorSpec, has_huge_strides, tensor_spec
 
@@ -121,7 +121,8 @@ class FrameArena:
         self.end = plan.start
 
     def take(self, nbytes: int) -> Tensor:
-        begin, end = align(self.end), align(self.end) + nbytes
+        begin = (self.end + ALIGN - 1) & -ALIGN
+        end = begin + nbytes
         if end > self.capacity:
             raise InputError(
                 f"the buffer holds {self.capacity} bytes, the frame needs more (at most {self.plan.limit}): "
@@ -190,7 +191,7 @@ def pack(packet: Packet) -> bytearray:
 def as_bytes(blob: Buffer) -> Tensor:
     """Return a buffer as a read-only uint8 tensor, without copying."""
     if isinstance(blob, Tensor):
-        if blob.dtype != torch.uint8 or blob.dim() != 1 or not blob.is_contiguous() or blob.device.type != "cpu":
+        if blob.dtype != torch.uint8 or blob.dim() != 1 or not blob.is_contiguous() or not blob.is_cpu:
             raise InputError("a frame in a tensor must be a contiguous uint8 vector on the CPU")
         return blob
     try:
@@ -214,6 +215,19 @@ def frame_nbytes(blob: Buffer) -> int:
 def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
     """Return the packet of a frame; its sections are views of ``blob``. Invalid bytes raise ``FrameError`` only."""
     data = as_bytes(blob)
+    if (found := read_frame(data.data_ptr(), data.numel())) is None:
+        return _unpack_stepwise(data, max_numel)
+    codec, shape, dtype_code, sizes = found
+    if dtype_code not in DTYPES or not 0 < math.prod(shape) <= max_numel:
+        return _unpack_stepwise(data, max_numel)
+    return Packet(codec, tensor_spec(shape, DTYPES[dtype_code]), tuple(data.split_with_sizes(sizes)[2::2]))
+
+
+def _unpack_stepwise(data: Tensor, max_numel: int) -> Packet:
+    """``unpack`` of a frame that ``read_frame`` does not accept: raises an error that names the defect.
+
+    Only frames without values, which are rare, pass.
+    """
     size, address = data.numel(), data.data_ptr()
     head = bytes_at(address, min(size, 1024))
     flags, dtype_code, ndim, spec_nbytes, num_sections, payload, payload_crc = _fixed_fields(head, size)

@@ -40,6 +40,41 @@ def test_coder_records_give_a_table_of_their_own(specs):
     assert sum("| weights |" in row and " % |" in row for row in rows) == len(coders)
 
 
+def test_goals_are_judged_for_large_tensors_only():
+    records = run(["uniform:8", "fp16"], Settings(numel=2000, repeat=1), with_peers=False).records()
+    ((_, small),) = blocks(records)
+    assert "Goals:" not in small
+    for record in records:
+        record.values.update(numel=25_000_000, encode_x_memcpy=1.25, decode_x_memcpy=0.5)
+        record.values.update(small_encode_us=12.0, small_decode_us=20.0)
+    ((_, large),) = blocks(records)
+    _, goals = large.split("Goals:\n\n")
+    assert goals.splitlines() == [
+        "- `uniform:8` encode: 1.25 of 1, met.",
+        "- `uniform:8` decode: 0.50 of 1, missed.",
+        "- 1,000 values under 20 µs each way: missed by `uniform:8` (12 / 20), `fp16` (12 / 20).",
+    ]
+
+
+@pytest.mark.parametrize("speedup, outcome", [(2.6, "2.60 of 2.5, met"), (1.7, "1.70 of 2.5, missed")])
+def test_collective_records_give_a_table_with_the_goal(speedup, outcome):
+    common = {
+        "command": "laconic bench collective",
+        "numel": 1000,
+        "ranks": 2,
+        "repeat": 9,
+        "best_s": 0.1,
+        "nbytes": 4000,
+    }
+    common |= {"median_s": 0.1, "relative_squared_error": 0.0, "speedup_fp32_best": speedup}
+    names = {"fp32": 1.0, "shared:8": speedup}
+    ((name, markdown),) = blocks(
+        [Record("bench.collective", common | {"name": name, "speedup_fp32": ratio}) for name, ratio in names.items()]
+    )
+    assert name == "collective" and "| fp32 | 100.0 | 1.00 |" in markdown
+    assert f"- `shared:8`, × fp32: {outcome}" in markdown
+
+
 def test_demo_records_give_the_demo_block():
     common = {"model": "mlp", "data": "digits", "workers": 2, "iterations": 20, "command": "laconic demo --methods 1,5"}
     runs = [

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from laconic import counters
+from laconic._core import level_table
 from laconic.codecs import checks
 from laconic.codecs.base import PackedSymbols, Quantizer, SymbolReader, Symbols, add_weighted, require_finite
 from laconic.codecs.positional import encode_positions
@@ -93,12 +94,13 @@ class Levels(NamedTuple):
 
     def table(self) -> Tensor:
         """Return the value of each level."""
-        level = torch.arange(self.num_levels, dtype=torch.float64)
+        table = torch.empty(self.num_levels, dtype=torch.float32)
         if self.zero:
-            values = (level + self.second) * self.first
+            level_table(self.num_levels, None, self.second, self.first, table.data_ptr())
         else:
-            values = self.first + (level + 0.5) * ((self.second - self.first) / self.num_levels)
-        return values.clamp(-FLOAT32_MAX, FLOAT32_MAX).to(torch.float32)
+            width = (self.second - self.first) / self.num_levels
+            level_table(self.num_levels, self.first, 0.5, width, table.data_ptr())
+        return table
 
 
 @dataclass(frozen=True)

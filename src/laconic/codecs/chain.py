@@ -148,12 +148,12 @@ class Chain:
         """Whether values are sent in the dtype of the tensor, and not as float32 or less."""
         return self._value_stage.lossless
 
-    @property
+    @cached_property
     def host_only(self) -> bool:
         """Whether packets must be decoded on the host, because the coder has no kernels for devices."""
         return self.coder is not None and self.coder.host_only
 
-    @property
+    @cached_property
     def num_sections(self) -> int:
         """The sections of every packet that is not all zero."""
         return (self.selector is not None) + self._value_stage.num_sections
@@ -274,14 +274,14 @@ class Chain:
         Reading a section on a device waits for it. So if a selector always keeps the same number of values and the
         sizes agree with it, that number is assumed until the section is read.
         """
-        sizes = tuple(section.numel() for section in packet.sections)
+        sizes = tuple([section.numel() for section in packet.sections])
         if not sizes:
             return 0
         if len(sizes) != self.num_sections:
             raise FrameError(f"codec {self.text!r} has {self.num_sections} sections, the frame {len(sizes)}")
         n = packet.spec.numel
         if self.selector is None:
-            self._check_sizes(packet, n)
+            self._check_sizes(packet, n, sizes)
             return n
         k = None if kernels.backend_for(packet.sections[0]) is kernels.cpu else self.selector.fixed_count(n)
         if k and self._stage_for(packet.spec).accepts(sizes[1:], k, packet.spec.dtype.itemsize):
@@ -295,11 +295,10 @@ class Chain:
         k = self.selector.count(packet.sections[0], n)
         if k > self.selector.max_kept(n):
             raise FrameError(f"{k} of {n} values are more than codec {self.text!r} keeps")
-        self._check_sizes(packet, k)
+        self._check_sizes(packet, k, tuple([section.numel() for section in packet.sections[1:]]))
         return k
 
-    def _check_sizes(self, packet: Packet, k: int) -> None:
-        sizes = tuple(section.numel() for section in packet.sections[self.selector is not None :])
+    def _check_sizes(self, packet: Packet, k: int, sizes: tuple[int, ...]) -> None:
         stage, itemsize = self._stage_for(packet.spec), packet.spec.dtype.itemsize
         if packet.spec.numel == 0 or not stage.accepts(sizes, k, itemsize):
             expected = stage.section_nbytes(k, itemsize)
@@ -362,5 +361,5 @@ class Chain:
 
 
 def _check_shape(out: Tensor | None, spec: TensorSpec) -> None:
-    if out is not None and tuple(out.shape) != spec.shape:
+    if out is not None and out.shape != spec.shape:
         raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(spec.shape)}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic._core import level_table
 from laconic.codecs import checks
 from laconic.codecs.base import Quantizer, SymbolReader, Symbols, add_weighted, require_finite
 from laconic.errors import FrameError
@@ -98,9 +99,9 @@ class Uniform(Quantizer):
         if reader is None:
             add_weighted(torch.tensor(low), out, weight)
             return
-        width = (high - low) / self.max_alphabet
-        centres = low + (torch.arange(self.max_alphabet, dtype=torch.float64) + 0.5) * width
-        reader.values(centres.to(torch.float32), out, weight)
+        centres = torch.empty(self.max_alphabet, dtype=torch.float32)
+        level_table(self.max_alphabet, low, 0.5, (high - low) / self.max_alphabet, centres.data_ptr())
+        reader.values(centres, out, weight)
 
     def describe(self, side: tuple[Tensor, ...], n: int) -> dict[str, Any]:
         low, high = struct.unpack("<ff", read_bytes(side[0], 8))

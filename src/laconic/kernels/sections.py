@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -122,6 +123,7 @@ def low_bits_candidates(n: int, k: int) -> list[int]:
     return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
 
 
+@lru_cache(maxsize=4096)
 def positions_max_nbytes(n: int, k: int) -> int:
     """The most bytes of k out of n positions, rounded up to words unless a bitmap is smaller."""
     bitmap = POSITIONS_HEADER + (n + 7) // 8

@@ -32,10 +32,14 @@ SPECS = (*CODECS, *CODERS)
 
 FLOORS: dict[str, tuple[float | None, float | None]] = {
     "qsgd:4": (1.3, 1.3), "qsgd:8": (1.1, 1.2), "qsgd:2": (1.25, 1.2), "sign": (1.9, 1.9), "shared:8": (1.2, 1.3),
-    "thc:4": (0.25, 0.3), "topk:0.01": (0.65, 1.7), "topk:0.001": (0.8, None), "topk:0.01|qsgd:4": (0.6, 1.5),
-    "adaptive:5.0|huffman": (0.2, 0.45), "adaptive:5.0|rans": (0.18, 0.28),
+    "terngrad": (None, 1.0), "uniform:8": (1.0, 1.0), "thc:4": (0.25, 0.3), "topk:0.01": (0.65, 1.7),
+    "topk:0.001": (0.8, None), "topk:0.1": (1.0, 1.0), "topk:0.01|qsgd:4": (0.6, 1.5), "randk:0.01": (1.0, 1.0),
+    "threshold": (1.0, 1.0), "adaptive:5.0|huffman": (0.3, 0.5), "adaptive:5.0|rans": (0.18, 0.28),
 }  # fmt: skip
 """Goals for encode and decode in multiples of memcpy's speed, for one thread and 25 M gaussian values."""
+
+SMALL_LIMIT_US = 20.0
+"""Goal for encode and for decode of 1,000 values, of every codec."""
 
 SUM_FLOORS = {"shared:8": 4.5}
 """Goals for adding packed words."""
@@ -89,6 +93,11 @@ class Settings:
         return self.threads == 1 and self.numel >= JUDGED_NUMEL
 
 
+def floors_of(text: str) -> tuple[float | None, float | None]:
+    """Return the goals for encode and decode of a codec, by its canonical spec; None where there is none."""
+    return next((floor for spec, floor in FLOORS.items() if codec(spec).text == text), (None, None))
+
+
 @dataclass(frozen=True)
 class CodecResult:
     """Measurements of one codec: timings by operation, µs for 1,000 values, and its coder's rate, if any."""
@@ -110,9 +119,7 @@ class CodecResult:
 
     @property
     def floors(self) -> tuple[float | None, float | None]:
-        if self.data != GAUSSIAN:
-            return None, None
-        return next((floor for spec, floor in FLOORS.items() if codec(spec).text == self.codec), (None, None))
+        return floors_of(self.codec) if self.data == GAUSSIAN else (None, None)
 
     def overhead(self, way: str) -> float:
         """Return the excess of end to end over the bare kernel, in percent of the kernel."""

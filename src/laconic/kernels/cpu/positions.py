@@ -35,6 +35,7 @@ from laconic.kernels.sections import (
     coded_max_nbytes,
     gap_alphabet,
     gaps_max_nbytes,
+    positions_max_nbytes,
     read_gaps_header,
     read_positions_header,
     read_seed,
@@ -44,8 +45,14 @@ from laconic.kernels.sections import (
 
 
 def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
-    positions, values, amax_bits = topk(x, k)
-    return positions_encode(positions, x.numel(), out), values, amax_bits
+    n = x.numel()
+    if x.dtype != torch.float32 or not k:
+        positions, values, amax_bits = topk(x, k)
+        return positions_encode(positions, n, out), values, amax_bits
+    values = torch.empty(k, dtype=torch.float32)
+    address = bytes_at(out, positions_max_nbytes(n, k))
+    nbytes, amax_bits = _core.topk_encode(floats_at(x), n, k, values.data_ptr(), address, threads())
+    return nbytes, values, amax_bits
 
 
 def topk_chunks_encode(x: Tensor, counts: ChunkCounts, out: Tensor) -> tuple[int, Tensor, int]:
@@ -64,9 +71,9 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
 
 
 def positions_encode(positions: Tensor, n: int, out: Tensor) -> int:
-    plan = positions_plan(positions, n)
-    positions_write(positions, n, plan, out[: plan.nbytes])
-    return plan.nbytes
+    k = positions.numel()
+    address = bytes_at(out, positions_max_nbytes(n, k))
+    return _core.encode_positions(positions.data_ptr(), k, is_wide(positions), n, address)
 
 
 def gaps_encode(positions: Tensor, n: int, out: Tensor) -> int:
@@ -114,6 +121,10 @@ def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
 
 
 def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+    if values.dtype == out.dtype == torch.float32 and section.is_contiguous():
+        address, nbytes, k, store = section.data_ptr(), section.numel(), values.numel(), weight_of(weight)
+        if _core.sparse_decode(address, nbytes, floats_at(values), k, floats_at(out), out.numel(), store, threads()):
+            return True  # else the positions are coded in another way, or something is wrong with them
     header = read_positions_header(section, out.numel())
     if header.kept != values.numel():
         return False

@@ -86,9 +86,15 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
 
 def randk_encode(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
     write_seed(section, seed)
-    amax_bits = _amax_bits(x) if x.dtype == torch.float32 else reference.amax_bits_any_dtype(x)
-    positions = random_positions(x.numel(), k, seed, x)
     values = torch.empty(k, dtype=x.dtype)
+    if x.dtype == torch.float32 and k:
+        wide, positions = empty_positions(x.numel(), k)
+        key = random.key(seed, random.POSITIONS)
+        return values, _core.random_entries(
+            floats_at(x), x.numel(), k, key, wide, positions.data_ptr(), values.data_ptr(), threads()
+        )
+    amax_bits = reference.amax_bits_any_dtype(x)
+    positions = random_positions(x.numel(), k, seed, x)
     assert x.is_contiguous() and x.is_cpu, x
     _core.gather(
         x.data_ptr(), x.element_size(), positions.data_ptr(), k, is_wide(positions), values.data_ptr(), threads()

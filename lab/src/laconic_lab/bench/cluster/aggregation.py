@@ -20,7 +20,7 @@ __all__ = ["TARGET", "AggregationResult", "measure_aggregation"]
 
 WORKERS = 2
 METHOD = "1"
-TARGET = 0.60
+TARGET = 0.75
 WARM_UP, MARKED = 2, 3
 
 
