@@ -72,7 +72,7 @@ def test_discarded_step_leaves_no_trace(spec):
     assert [each.stats()["discarded_steps"] for each in attachments] == [1, 1]
 
 
-@pytest.mark.parametrize("spec", ["ef|topk:0.1|qsgd:4", "ef|thc:6"])
+@pytest.mark.parametrize("spec", [pytest.param("ef|topk:0.1|qsgd:4", marks=pytest.mark.slow), "ef|thc:6"])
 def test_step_that_others_committed_keeps_the_residuals_of_what_was_sent(spec):
     managers, attachments = attached(2, spec)
     take_step(managers, gradients(2, 0))
@@ -94,7 +94,9 @@ def test_step_that_others_committed_keeps_the_residuals_of_what_was_sent(spec):
                 assert torch.allclose(kept[key][slot].residual, memory.residual, rtol=1e-5, atol=1e-6), (key, slot)
 
 
-@pytest.mark.parametrize("spec", ["ef|qsgd:4", "ef|topk:0.1|qsgd:4", "ef|thc:6", "ef|powersgd:2"])
+@pytest.mark.parametrize(
+    "spec", ["ef|qsgd:4", "ef|topk:0.1|qsgd:4", "ef|thc:6", pytest.param("ef|powersgd:2", marks=pytest.mark.slow)]
+)
 def test_nothing_is_lost_over_changing_quorums(spec):
     """Inputs of committed steps = delivered sums + residuals, summed over all values, through random events."""
     managers, attachments = attached(3, spec)

@@ -66,6 +66,7 @@ def worker_pids(run: Path, number: int) -> list[int]:
     return pids
 
 
+@pytest.mark.slow
 def test_page_follows_a_run_in_which_a_worker_is_killed(page: Any, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     pytest.importorskip("tensorboardX")
