@@ -94,8 +94,8 @@ class PowerSgd(GradientExchange):
 class OneBitAdam(GradientExchange):
     """Tang et al. 2021 (arXiv:2102.02888): Adam, then momentum by ``ef|sign`` over a frozen second moment.
 
-    Vectors, embedding and head stay exact: bytes that are rare in the text have hardly any second moment, by which the
-    common magnitude of a bucket of signs would be divided.
+    Vectors, embedding and head stay exact: rows of rare bytes have small second moments, and dividing the common
+    magnitude of a bucket of signs by them makes large steps.
     """
 
     @torch.no_grad()
