@@ -26,8 +26,6 @@ def device_tables(records: Sequence[Record]) -> list[ClusterTable]:
         found.append(_steps(steps))
     if profiled := [record for record in steps if "attached_profile" in record.values]:
         found.append(_profiles(profiled))
-    if before := [record for record in records if record.kind == "bench.device.profile"]:
-        found.append(_before(before))
     if local := [record for record in records if record.kind == "bench.device.local"]:
         found.append(_local(local))
     return found
@@ -121,14 +119,6 @@ def _profiles(records: Sequence[Record]) -> ClusterTable:
     )
     columns = ("step", "codec", *DIFFERENCES, "host, ms", "step, ms")
     return ClusterTable("device-profile", columns, tuple(rows), 2, notes)
-
-
-def _before(records: Sequence[Record]) -> ClusterTable:
-    rows = [
-        (_workload(record.values), f"`{record.values['spec']}`", *_differences(record.values)) for record in records
-    ]
-    notes = f"Profiles of commit {records[0].commit}, by `{records[0].values['command']}`."
-    return ClusterTable("device-before", ("step", "codec", *DIFFERENCES), tuple(rows), 2, notes)
 
 
 def _differences(values: Mapping[str, Any]) -> list[str]:
