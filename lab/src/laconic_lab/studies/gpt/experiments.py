@@ -90,8 +90,30 @@ def ablations() -> Iterator[Setting]:
     yield replace(base, final=0.0, pace="rate")
     yield replace(base, final=0.3)
     yield replace(base, final=0.3, outer_lr=1.5)
-    yield replace(base, pace="late", outer_lr=1.5)
     yield replace(base, lr=MUON_LR / 2, outer_lr=2.0)
+    yield from at_equal_bytes()
+
+
+def at_equal_bytes() -> Iterator[Setting]:
+    """Yield ways to spend about 1/2,000 of the bytes, and then about 1/500, beside signs every 64 or 16 steps."""
+    factor = {"outer_lr": 1.5}
+    yield streamed(64, pace="late", **factor)
+    for every, codec in (
+        (37, "topk:0.1,code=rans|sign"), (49, "topk:0.15,code=rans|sign"), (69, "topk:0.25,code=rans|sign"),
+        (22, "topk:0.05,code=rans|sign"), (74, "topk:0.015625,code=rans|sign + sign"), (93, "bins:2|rans"),
+    ):  # fmt: skip
+        yield streamed(every, codec, **factor)
+    yield streamed(69, up="sign", down="topk:0.015625,code=rans|sign + sign", **factor)
+    yield streamed(64, decay=0.9, **factor)
+    yield streamed(64, lr=0.7 * MUON_LR, outer_lr=1.8)
+    yield streamed(64, fragments=1, **factor)
+    for exponent in (0.75, 1.0):
+        yield streamed(64, outer_norm=exponent)
+    yield streamed(64, outer_norm=0.5, outer_flat=0.5)
+    yield streamed(16, outer_lr=1.3)
+    yield streamed(16, outer_norm=1.0)
+    yield streamed(9, "topk:0.1,code=rans|sign", outer_lr=1.3)
+    yield streamed(18, "topk:0.25,code=rans|sign", outer_lr=1.3)
 
 
 def workers() -> Iterator[Setting]:

@@ -44,6 +44,9 @@ class Setting:
         outer_lr: Factor of the mean.
         outer_momentum: Nesterov momentum of the outer step; 0 is a plain mean.
         outer_first: Whether the outer step comes before the mean is coded (at its owner) instead of after (everywhere).
+        outer_norm: Exponent of the factor by which the mean of a matrix is shorter than the workers' messages: 1 gives
+            the mean their length, 0 leaves it as it is.
+        outer_flat: Share of the outer step whose singular values are made equal, at the same norm, as Muon does.
         carry: Share of its own residual that a worker keeps in its parameters.
         fragments: Groups of matrices that are exchanged in turns.
         overlap: Steps that a fragment's exchange takes beside training.
@@ -77,6 +80,8 @@ class Setting:
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
     outer_first: bool = False
+    outer_norm: float = 0.0
+    outer_flat: float = 0.0
     carry: float = 0.0
     fragments: int = 1
     overlap: int = 0

@@ -42,6 +42,8 @@ def describe(row: Row) -> str:
         "outer_lr",
         "outer_momentum",
         "outer_first",
+        "outer_norm",
+        "outer_flat",
         "carry",
         "fragments",
         "overlap",
