@@ -44,7 +44,10 @@ def faults(
         ),
     ] = None,
     parts: Annotated[str, option("With --tier: parts, separated by commas.")] = "scenarios,kills,soak,idle,packets",
-    jobs: Annotated[int, option("With --tier: targets of mutated packets that run at once.", metavar="N", min=1)] = 1,
+    jobs: Annotated[int, option("With --tier: pieces of mutated packets that run at once.", metavar="N", min=1)] = 1,
+    limit: Annotated[
+        float | None, option("With --tier: start no further piece after S seconds.", metavar="S", min=0)
+    ] = None,
     case: Annotated[int | None, option("Run one scenario of the tiers, by its number.", metavar="N", min=0)] = None,
     names: Annotated[bool, typer.Option("--list", help="List the faults and exit.")] = False,
     record: Annotated[Path | None, option("Write Records here.", metavar="FILE")] = None,
@@ -73,7 +76,7 @@ def faults(
         _soak(seconds, every, seed, record, json)
         return
     if tier is not None:
-        _tier(tier, parts, jobs, record or Path(f"faults-tier{tier}.jsonl"), json)
+        _tier(tier, parts, jobs, limit, record or Path(f"faults-tier{tier}.jsonl"), json)
         return
     if case is not None:
         _case(case, json)
@@ -136,7 +139,7 @@ def _soak(seconds: float, every: float, seed: int, record: Path | None, json: bo
         raise LaconicError(found.broken)
 
 
-def _tier(number: int, parts: str, jobs: int, path: Path, json: bool) -> None:
+def _tier(number: int, parts: str, jobs: int, limit: float | None, path: Path, json: bool) -> None:
     from rich.table import Table
 
     from laconic_lab.faults import TIERS, run_tier
@@ -147,7 +150,8 @@ def _tier(number: int, parts: str, jobs: int, path: Path, json: bool) -> None:
         def tell(part: str, done: int, goal: int) -> None:
             bar.update(shown, completed=done, total=goal, description=f"{part}: {done:,} of {goal:,}")
 
-        found = run_tier(tier, path, [part.strip() for part in parts.split(",")], tell=tell, jobs=jobs)
+        asked = [part.strip() for part in parts.split(",")]
+        found = run_tier(tier, path, asked, tell=tell, jobs=jobs, limit_s=limit)
     broken = [text for summary in found.values() for text in summary.broken]
     if json:
         print_json({"tier": number, "records": str(path), "parts": [asdict(one) for one in found.values()]})
