@@ -53,7 +53,8 @@ def gpt_table() -> str:
         values, beside = row.values, results.beside_adamw(row)
         method = values["method"]
         if row.is_local:
-            method = f"`LocalSGD`, Muon, `every={values['every']}`, `ef|{values['up']}`"
+            feedback = "ef" if values["decay"] == 1 else f"ef:{values['decay']:g}"
+            method = f"`LocalSGD`, Muon, `every={values['every']}`, `{feedback}|{values['up']}`"
             if values["outer_lr"] != 1:
                 method += f", `outer=mean:{values['outer_lr']:g}`"
         rows.append((

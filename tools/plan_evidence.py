@@ -13,6 +13,7 @@ from typing import Any
 
 from page_blocks import RESULTS, ROOT
 
+from laconic import recipes
 from laconic.plan.evidence import FORMAT, MODEL_FAMILIES, Evidence, read_evidence
 from laconic.records import Record, read
 from laconic.train.models import build_model
@@ -46,6 +47,7 @@ class Run:
     measure: str
     score: float
     steps: float = 1.0
+    outer: str = "mean"
 
 
 @cache
@@ -115,27 +117,32 @@ def _gpt_study() -> Iterator[Run]:
     """Trainings of transformers, each beside AdamW and beside Muon with plain data parallelism."""
     files = sorted((RESULTS / "gpt").glob("*.jsonl"))
     usual = {
-        "decay": 1.0, "outer_lr": 1.0, "outer_momentum": 0.0, "carry": 0.0, "gather": False, "final": 0.1,
+        "outer_momentum": 0.0, "outer_norm": 0.0, "outer_flat": 0.0, "carry": 0.0, "gather": False, "final": 0.1,
         "momentum": 0.95, "pace": "even", "settle": 1, "averaged": 0.0, "senders": False,
     }  # fmt: skip
+    # A factor of the mean and fading residuals only as recipes have them: a plan cannot name other combinations.
+    by_recipe = {(1.0, 1.0)} | {(each.factor, each.decay) for each in map(recipes.get, recipes.names())}
     seen = set()
     for record in chain.from_iterable(_records(f"gpt/{file.stem}", "gpt.run") for file in files):
         values = record.values
         run = json.dumps(json.loads(values["key"])[1:])  # the same run may belong to several experiments
         plain = values["exchange"] == "ddp" and values["up"] == "none"
         changed = any(values.get(name, value) != value for name, value in usual.items())
+        changed = changed or (values["outer_lr"], values["decay"]) not in by_recipe
         # Updates exchanged in every step are no evidence for gradients exchanged in every step, which plan compares.
         compared = plain or (values["exchange"] == "local" and values["every"] > 1)
         if changed or values["up"] != values["down"] or run in seen or not compared:
             continue
         seen.add(run)
-        codec = PLAIN if plain else values["up"] if values["up"] == "none" else f"ef|{values['up']}"
+        feedback = "ef" if values["decay"] == 1 else f"ef:{values['decay']:g}"
+        codec = PLAIN if plain else values["up"] if values["up"] == "none" else f"{feedback}|{values['up']}"
         beside = [values["optimizer"]] if plain else ["adamw", "muon"]
         for optimizer in beside:
             yield Run(
                 "gpt", f"gpt-{values['size']}", values["numel"], "transformer", values["workers"],
                 (values["size"], values["steps"]), optimizer, values["optimizer"], values["lr"], codec, values["every"],
                 values["fragments"], values["overlap"], "loss", values["validation_loss"][-1],
+                outer="mean" if values["outer_lr"] == 1 else f"mean:{values['outer_lr']:g}",
             )  # fmt: skip
 
 
@@ -184,7 +191,7 @@ def _evidence(runs: Iterable[Run]) -> Iterator[Evidence]:
         ways: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
         for run in trained:
             if run.codec != PLAIN and (run.codec, run.every) != ("none", 1):
-                ways[run.codec, run.every, run.fragments, run.overlap, run.optimizer].append(run)
+                ways[run.codec, run.every, run.fragments, run.overlap, run.optimizer, run.outer].append(run)
         for way in ways.values() if found else ():
             yield _compared(found, _best_rate(way))
 
@@ -206,7 +213,7 @@ def _compared(plain: Sequence[Run], runs: Sequence[Run]) -> Evidence:
     return Evidence(
         run.codec, run.family, run.model, run.numel, run.plain_optimizer, run.optimizer, run.workers, len(runs),
         run.measure, round(base, 6), round(statistics.fmean(one.score for one in runs), 6), round(noise, 4), run.every,
-        run.fragments, run.overlap, round(lr, 4), round(run.steps, 4), f"results/{run.source}",
+        run.fragments, run.overlap, run.outer, round(lr, 4), round(run.steps, 4), f"results/{run.source}",
     )  # fmt: skip
 
 
@@ -247,7 +254,7 @@ def evidence_file() -> str:
     """Return the text of src/laconic/plan/evidence.json."""
     runs = chain(_kothari2021(), _homomorphic(), _ddp(), _gpt_study(), _gpt_bench())
     found = sorted([*_evidence(runs), *_tuned()], key=lambda one: json.dumps(asdict(one)))
-    usual = {"fragments": 1, "overlap": 0, "lr": 1.0, "steps": 1.0, "every": 1, "noise": 0.0}
+    usual = {"fragments": 1, "overlap": 0, "lr": 1.0, "steps": 1.0, "every": 1, "noise": 0.0, "outer": "mean"}
     trainings = [{k: v for k, v in asdict(one).items() if usual.get(k) != v} for one in found]
     lines = ",\n".join("  " + json.dumps(one) for one in trainings)
     head = {"format": FORMAT, "about": ABOUT, "model_error": model_errors(), "collective": collective()}

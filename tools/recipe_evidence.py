@@ -14,17 +14,17 @@ from laconic_lab.studies import load_study
 from laconic_lab.studies.gpt.results import ADAMW, Results, Row
 
 FILE = ROOT / "src" / "laconic" / "recipes.json"
-PLAIN = {
-    "decay": 1.0, "outer_momentum": 0.0, "carry": 0.0, "gather": False, "final": 0.1, "momentum": 0.95, "lr": 1e-3,
-}  # fmt: skip
+PLAIN = {"outer_momentum": 0.0, "carry": 0.0, "gather": False, "final": 0.1, "momentum": 0.95}
 """Settings of the study that recipes do not change."""
 
 
 def _follows(row: Row, recipe: Recipe) -> bool:
-    codec = recipe.codec.removeprefix("ef|")
+    codec = recipe.codec.partition("|")[2]
     wanted = {"optimizer": recipe.optimizer, "every": recipe.every, "fragments": recipe.fragments, **PLAIN}
-    wanted |= {"up": codec, "down": codec, "overlap": 0, "outer_lr": float(recipe.outer.partition(":")[2] or 1)}
-    usual = {"pace": "even", "settle": 1, "averaged": 0.0}  # fields that older Records lack
+    wanted |= {"up": codec, "down": codec, "overlap": 0, "lr": recipe.lr}
+    wanted |= {"outer_lr": recipe.factor, "decay": recipe.decay}
+    usual = {"pace": "even", "settle": 1, "averaged": 0.0, "outer_norm": 0.0, "outer_flat": 0.0}
+    # of fields that older Records lack
     return (
         row.is_local
         and all(row.values.get(name) == value for name, value in wanted.items())
@@ -66,7 +66,8 @@ def evidence_file(evidence: dict[str, list[Evidence]]) -> str:
 
 def _settings_of(recipe: Recipe) -> str:
     outer = "" if recipe.outer == "mean" else f", `outer={recipe.outer}`"
-    return f"{recipe.optimizer.capitalize()}, `every={recipe.every}`, `{recipe.codec}`{outer}"
+    rate = "" if recipe.lr == Recipe.lr else f", rates times {recipe.lr / Recipe.lr:g}"
+    return f"{recipe.optimizer.capitalize()}{rate}, `every={recipe.every}`, `{recipe.codec}`{outer}"
 
 
 def evidence_table(evidence: dict[str, list[Evidence]]) -> str:

@@ -314,7 +314,7 @@ def test_sweep_leaves_out_codecs_that_some_values_exclude() -> None:
     (lambda: PlanRequest.for_model(MACHINE, "vgg"), "profile invented has no model 'vgg'"),
     (lambda: advice(family="tree"), "family must be one of convolutional, recurrent"),
     (lambda: advice(optimizer="adam"), "optimizer must be one of sgd, momentum, adamw, muon, got 'adam'"),
-    (lambda: advice(codecs=["local 10,fragments=4 qsgd:4"]), "must be a multiple of the fragments"),
+    (lambda: advice(codecs=["local 3,fragments=4 qsgd:4"]), "fragments must be at most the local steps"),
     (lambda: advice(codecs=["local 8,overlap=8 qsgd:4"]), "overlap must be below the 8 steps"),
     (lambda: trained("qsgd:4", measure="looks"), "measure must be one of accuracy, loss, got 'looks'"),
 ])  # fmt: skip

@@ -15,6 +15,8 @@ SEEDS = {"large": (0, 1, 2)}
 """Seeds of an experiment; (0,) where none are given."""
 ADAMW_LR, MUON_LR = 2e-3, 1e-3
 """The best of the rates tried in the experiment ``rates``."""
+LONG_STEP: dict[str, Any] = {"lr": 0.7 * MUON_LR, "outer_lr": 1.8, "decay": 0.9}
+"""Shorter local steps, a longer outer one, and residuals that fade: the best of ``at_equal_bytes``."""
 
 
 def adamw(**changes: Any) -> Setting:
@@ -106,6 +108,8 @@ def at_equal_bytes() -> Iterator[Setting]:
     yield streamed(69, up="sign", down="topk:0.015625,code=rans|sign + sign", **factor)
     yield streamed(64, decay=0.9, **factor)
     yield streamed(64, lr=0.7 * MUON_LR, outer_lr=1.8)
+    yield streamed(64, **LONG_STEP)
+    yield streamed(64, fragments=12, **LONG_STEP)
     yield streamed(64, fragments=1, **factor)
     for exponent in (0.75, 1.0):
         yield streamed(64, outer_norm=exponent)
@@ -136,11 +140,12 @@ def large() -> Iterator[Setting]:
     """Yield the claims at 30 M parameters, then the same with a plain mean."""
     size: dict[str, Any] = {"size": "30m", "batch": 128, "steps": 3000, "warmup": 150}
     yield adamw(**{**size, "lr": 1e-3})
-    yield streamed(65, outer_lr=1.6, **size)
-    yield streamed(98, workers=4, outer_lr=1.4, **size)
+    yield streamed(65, **LONG_STEP, **size)
+    yield streamed(98, workers=4, **LONG_STEP, **size)
     yield muon(**size)
-    yield streamed(16, outer_lr=1.3, **size)
-    yield streamed(64, workers=16, outer_lr=1.6, **size)
+    yield streamed(16, **LONG_STEP, **size)
+    yield streamed(64, workers=16, **LONG_STEP, **size)
+    yield streamed(65, outer_lr=1.6, **size)
     yield adamw(**size)
     yield streamed(64, **size)
     yield streamed(96, workers=4, **size)
@@ -149,7 +154,7 @@ def large() -> Iterator[Setting]:
 def confirmation() -> Iterator[Setting]:
     size: dict[str, Any] = {"size": "126m", "batch": 128, "steps": 3000, "warmup": 150}
     yield adamw(lr=1e-3, **size)
-    yield streamed(64, **size)
+    yield streamed(65, **LONG_STEP, **size)
 
 
 def positions() -> Iterator[Setting]:

@@ -152,7 +152,7 @@ class LocalExchange:
         """Return the outer optimizer's step for a mean change."""
         lr, momentum = self.setting.outer_lr, self.setting.outer_momentum
         if self.setting.outer_flat and slots.hidden:
-            mean = torch.lerp(mean, _flattened(mean.view(-1, *slots.shape)).view(-1), self.setting.outer_flat)
+            mean = torch.lerp(mean, _flattened(mean.view(-1, *slots.shape)).reshape(-1), self.setting.outer_flat)
         if self.velocity is None:
             return mean * lr
         velocity = self.velocity[span]

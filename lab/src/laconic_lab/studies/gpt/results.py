@@ -29,7 +29,8 @@ _RunFields = TypedDict("_RunFields", {  # noqa: UP013
 _PositionFields = TypedDict("_PositionFields", {  # noqa: UP013
     "method": str, "optimizer": str, "spec": str, "bits_per_sent": Positive, "kept": Count, "arrived": float,
 })  # fmt: skip
-SETTING = tuple(field.name for field in fields(Setting))
+SETTING = {each.name: each.default for each in fields(Setting)}
+"""Fields with their defaults, which hold for Records older than a field."""
 
 
 class Row(study.Runs):
