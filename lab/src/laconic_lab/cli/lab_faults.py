@@ -156,10 +156,10 @@ def _tier(number: int, parts: str, jobs: int, limit: float | None, path: Path, j
     if json:
         print_json({"tier": number, "records": str(path), "parts": [asdict(one) for one in found.values()]})
     else:
-        table = Table("part", "goal", "done", "broken", "from", "to")
+        table = Table("part", "goal", "done", "broken", "broken before", "from", "to")
         for part, summary in found.items():
             table.add_row(part, f"{getattr(tier, part):,}", f"{summary.done:,}", str(len(summary.broken)),
-                          summary.first or "", summary.last or "")  # fmt: skip
+                          str(len(summary.repeated)), summary.first or "", summary.last or "")  # fmt: skip
         stdout_console().print(table, markup=False)
     if broken:
         raise LaconicError(f"{len(broken)} pieces violated an invariant; the first: {broken[0]}; see {path}")

@@ -29,6 +29,7 @@ from laconic.errors import FileError, LaconicError
 from laconic.frames import encode
 from laconic.optim import SGD
 from laconic.train.methods import method_options
+from laconic_lab.faults.event_log import EventLog
 from laconic_lab.faults.invariants import InvariantError, all_work_once, applied_once, lost_at_most, staleness
 from laconic_lab.network.paced_proxy import PacedProxy
 
@@ -82,7 +83,7 @@ class Scenario:
             workers=workers, mode=mode, lr=1.0, momentum=0.0, checkpoint_every=4, **method_options(method, mode)
         )  # fmt: skip
         self._codecs = self._push_codecs()
-        self.events: list[dict[str, Any]] = []
+        self.events = EventLog(folder / "events.jsonl")
         self.notes: list[str] = []
         """What actions observed, for the record."""
         self.checkpoint_store = _CheckpointFolder(folder / "checkpoints")

@@ -70,19 +70,21 @@ class PartSummary:
     Args:
         done: Scenarios, kills, kinds of idle calls, packets, or seconds of the longest soak that kept everything.
         broken: The violated invariants and the findings of the pieces' last Records.
+        repeated: Those of earlier Records, whose pieces were run again.
         first, last: Times of the first and the last Record.
     """
 
     part: str
     done: int
     broken: tuple[str, ...]
+    repeated: tuple[str, ...]
     first: str | None
     last: str | None
 
 
 def summarise(records: Sequence[Record]) -> dict[str, PartSummary]:
     """Return a summary of each part."""
-    return {part: _summary(part, found) for part, found in latest(records).items()}
+    return {part: _summary(part, found, records) for part, found in latest(records).items()}
 
 
 def latest(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -111,7 +113,12 @@ def _piece(part: str, record: Record) -> Piece:
     return {"seed": record.seed, **{name: record.values[name] for name in _KEYS[part]}}
 
 
-def _summary(part: str, records: list[Record]) -> PartSummary:
+def _summary(part: str, records: Sequence[Record], history: Sequence[Record] = ()) -> PartSummary:
+    """Return the summary of the last Records of a part's pieces.
+
+    Args:
+        history: All Records, in which earlier ones of these pieces are looked up.
+    """
     counts: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
         "scenarios": lambda values: values["count"],
         "kills": lambda values: sum(sum(values[kind].values()) for kind in KINDS if kind in values),
@@ -121,10 +128,13 @@ def _summary(part: str, records: list[Record]) -> PartSummary:
     }
     done = [counts[part](record.values) for record in records]
     broken = [str(record.values["broken"]) for record in records if record.values["broken"]]
+    counted = set(map(id, records))
+    earlier = [one for one in history if one.kind == f"faults.{part}" and id(one) not in counted]
+    repeated = [str(record.values["broken"]) for record in earlier if record.values["broken"]]
     times = sorted(record.at for record in records)
     return PartSummary(
-        part, max(done, default=0) if part == "soak" else sum(done), tuple(broken), times[0] if times else None,
-        times[-1] if times else None,
+        part, max(done, default=0) if part == "soak" else sum(done), tuple(broken), tuple(repeated),
+        times[0] if times else None, times[-1] if times else None,
     )  # fmt: skip
 
 
