@@ -150,7 +150,7 @@ def _gpt_bench() -> Iterator[Run]:
         method, curve = METHODS[name], values["curve"]
         if method.hook == "powersgd" or values["failed"] is not None:
             continue
-        codec = "fp16" if method.hook else PLAIN if not method.every else method.codec
+        codec = "fp16" if method.hook else method.codec if method.every or method.ours else PLAIN
         goal, total = plain["curve"][-1][1], plain["curve"][-1][0]
         reached = next((step for step, loss in curve if loss <= goal), None) if curve[-1][1] <= goal else None
         if method.outer == "mean":
