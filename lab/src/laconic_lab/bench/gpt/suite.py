@@ -47,7 +47,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         s = self.settings
-        self.total = len(s.ranks) * (1 + len(s.methods) * (1 + len(s.links)))
+        self.total = len(s.ranks) * (1 + len(s.methods) * (1 + len(s.timed_links)))
 
     def find(self, kind: str, **values: Any) -> Record | None:
         """Return the finished Record of the same work, if there is one."""
@@ -82,7 +82,7 @@ def run_gpt(
     run = _Run(settings, list(finished), save, progress)
     for ranks in settings.ranks:
         _losses(run, ranks)
-        for link in settings.links:
+        for link in settings.timed_links:
             _times(run, ranks, link)
     return run.records
 
