@@ -72,8 +72,7 @@ def _help_text(command: Any, ctx: Any) -> str:
         write("\n".join(textwrap.wrap(line, width - 3, break_on_hyphens=False)) if len(line) > width - 1 else line)
     # Spelled in the terminal's characters before columns get a width: "…" is three characters in ASCII.
     sections = [
-        (title, [(encodable(label), _spelled(text)) for label, text in rows])
-        for title, rows in _sections(command, ctx)
+        (title, [(encodable(label), _spelled(text)) for label, text in rows]) for title, rows in _sections(command, ctx)
     ]
     indent = max((len(label) for _, rows in sections for label, _ in rows if len(label) <= LABEL), default=0)
     for title, rows in sections:
