@@ -151,22 +151,32 @@ def _gpt_bench() -> Iterator[Run]:
 
     Its loss is only reached if it stays there: the last evaluation counts.
     """
-    found = {record.values["method"]: record.values for record in _records("bench/gpt", "bench.gpt.loss")}
-    plain = found.get("ddp")
-    for name, values in found.items() if plain is not None else ():
-        method, curve = METHODS[name], values["curve"]
-        if method.hook == "powersgd" or values["failed"] is not None:
-            continue
-        codec = "fp16" if method.hook else PLAIN if not method.every else method.codec
-        goal, total = plain["curve"][-1][1], plain["curve"][-1][0]
-        reached = next((step for step, loss in curve if loss <= goal), None) if curve[-1][1] <= goal else None
-        if method.outer == "mean":
-            longer = curve[-1][0] > total
-            yield Run(
-                "bench/gpt", "gpt-small", values["numel"], "transformer", values["ranks"], ("bench",), "adamw",
-                method.optimizer, 1.0, codec, max(1, method.every), method.fragments, method.overlap, "loss",
-                goal if longer and reached else curve[-1][1], (reached or curve[-1][0]) / total if longer else 1.0,
-            )  # fmt: skip
+    for name in ("bench/gpt", "bench/gpt-gradients"):
+        by_seed: dict[int | None, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+        for record in _records(name, "bench.gpt.loss"):
+            by_seed[record.seed][record.values["method"]] = record.values
+        for found in by_seed.values():
+            if "ddp" in found:
+                yield from (_gpt_run(name, found["ddp"], values) for values in found.values() if _comparable(values))
+
+
+def _comparable(values: Mapping[str, Any]) -> bool:
+    method = METHODS[values["method"]]
+    return values["failed"] is None and method.hook != "powersgd" and method.outer == "mean"
+
+
+def _gpt_run(source: str, plain: Mapping[str, Any], values: Mapping[str, Any]) -> Run:
+    """Return a training beside plain DDP's of the same seed."""
+    method, curve = METHODS[values["method"]], values["curve"]
+    codec = "fp16" if method.hook else method.codec if method.every or method.ours else PLAIN
+    total, goal = plain["curve"][-1]
+    longer = curve[-1][0] > total
+    reached = next((step for step, loss in curve if loss <= goal), None) if curve[-1][1] <= goal else None
+    return Run(
+        source, "gpt-small", values["numel"], "transformer", values["ranks"], ("bench",), "adamw", method.optimizer,
+        1.0, codec, max(1, method.every), method.fragments, method.overlap, "loss",
+        goal if longer and reached else curve[-1][1], (reached or curve[-1][0]) / total if longer else 1.0,
+    )  # fmt: skip
 
 
 def _tuned() -> Iterator[Evidence]:

@@ -11,7 +11,11 @@
    extra ``cluster`` and the laboratory.
 6. README's commands in an empty folder, from ``pip install`` to a report, within five minutes.
 
-Prints a line for each step and exits with 1 if anything is wrong.
+Prints a line for each step, writes the same to a dated file in results/release/ and exits with 1 if anything is wrong.
+
+PyPI's torch for Linux brings gigabytes of CUDA. Where pip finds no smaller one for a Python, ``--without-torch 3.10``
+leaves it out there: the smoke test then runs the core and the commands that need no torch, and all others must say that
+it is missing. README's commands need a Python with torch.
 """
 
 from __future__ import annotations
@@ -28,7 +32,11 @@ import time
 import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.parser import HeaderParser
 from pathlib import Path
+
+from laconic.records import commit, machine
 
 ROOT = Path(__file__).resolve().parents[1]
 STABLE_ABI = (3, 12)
@@ -67,13 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the files; emptied first")
     parser.add_argument("--python", action="append", default=[], help="a Python to try; default: all that are found")
+    parser.add_argument(
+        "--without-torch", action="append", default=[], metavar="3.N", help="a Python to try without torch"
+    )
+    parser.add_argument("--summary", type=Path, default=ROOT / "results" / "release", help="folder of the summary")
     parser.add_argument("--tag", help="the tag of a release, such as v0.1.0: the version must be this one")
     parser.add_argument("--no-install", action="store_true", help="stop before the clean environments")
     parser.add_argument("--without-readme", action="store_true", help="leave out the commands of README")
     options = parser.parse_args(arguments)
-    steps = Steps()
+    steps = Steps(options.summary)
     steps.report("versions", version_problems(options.tag), LIBRARY.version)
     pythons = [Path(python) for python in options.python] or find_pythons()
+    without = [python for python in pythons if "{}.{}".format(*minor_version(python)) in options.without_torch]
     print(f"Pythons: {', '.join(map(str, pythons))}", flush=True)
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)
@@ -84,18 +97,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps.report("metadata", wrong, "twine check --strict")
     if not options.no_install:
         for python in pythons:
-            try_wheels(python, wheels, steps)
-        if not options.without_readme:
-            first_hour(pythons[-1], wheels, steps)
+            try_wheels(python, wheels, steps, torch=python not in without)
+        with_torch = [python for python in pythons if python not in without]
+        if with_torch and not options.without_readme:
+            first_hour(with_torch[-1], wheels, steps)
     return steps.finish()
 
 
 class Steps:
-    """Prints what each step found, and remembers what was wrong."""
+    """Prints what each step found, and remembers what was wrong.
 
-    def __init__(self) -> None:
+    Args:
+        folder: Gets a dated summary, rewritten after each step: an interrupted run leaves what it has.
+    """
+
+    def __init__(self, folder: Path) -> None:
         self.problems: list[str] = []
         self.begin = self.last = time.monotonic()
+        self.now, self.commit = datetime.now(timezone.utc), commit()
+        self.path = folder / f"{self.now:%Y-%m-%d-%H%M}.md"
+        self.rows: list[str] = []
+        self.ended = ""
 
     def report(self, step: str, problems: Iterable[str], found: str = "") -> None:
         now = time.monotonic()
@@ -104,12 +126,30 @@ class Steps:
         print(f"{'FAIL' if new else 'ok  '} {now - self.last:6.1f} s  {step}: {found}", flush=True)
         for problem in new:
             print(f"     {problem}", flush=True)
+        self.rows.append(f"| {step} | {'**failed**' if new else 'ok'} | {now - self.last:.0f} | {found} |")
         self.last = now
+        self.write()
 
     def finish(self) -> int:
         minutes = (time.monotonic() - self.begin) / 60
-        print(f"{len(self.problems)} problems, {minutes:.1f} minutes")
+        self.ended = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}, {minutes:.1f} minutes"
+        print(self.ended)
+        self.write()
         return int(bool(self.problems))
+
+    def write(self) -> None:
+        """Write the summary: machine, commit, and a row for each step."""
+        host = machine()
+        lines = [
+            f"# `make release-check`, {self.now:%Y-%m-%d %H:%M} UTC", "",
+            f"{host['cpu']}, {host['cores']} cores; laconic {LIBRARY.version}, commit {self.commit}. "
+            + (self.ended or "The check was interrupted, or is still running") + ".",
+            "", "| step | result | seconds | found |", "| --- | --- | ---: | --- |", *self.rows,
+        ]  # fmt: skip
+        if self.problems:
+            lines += ["", "## Problems", "", *(f"- {problem}" for problem in self.problems)]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def command(words: Sequence[str | Path], **more: object) -> subprocess.CompletedProcess[str]:
@@ -252,19 +292,39 @@ def install(python: Path, *requirements: str) -> None:
     must([python, "-m", "pip", "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt", *requirements])
 
 
-def try_wheels(python: Path, wheels: dict[str, Path], steps: Steps) -> None:
+def requirements_without_torch(wheel: Path, extra: str = "") -> list[str]:
+    """Return what a wheel depends on, with one of its extras, apart from torch."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        found = HeaderParser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", [])
+    wanted = []
+    for requirement in found:
+        words, _, marker = requirement.partition(";")
+        of_extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
+        if not re.match(r"torch\b", words) and (of_extra is None or of_extra[1] == extra):
+            wanted.append(words.strip())
+    return wanted
+
+
+def try_wheels(python: Path, wheels: dict[str, Path], steps: Steps, *, torch: bool = True) -> None:
     """Run every command with the wheel alone, then with the extra ``cluster`` and the laboratory."""
     version = minor_version(python)
     wheel = wheels[f"cp3{min(version, STABLE_ABI)[1]}"]
     with tempfile.TemporaryDirectory() as folder:
         clean = environment(Path(folder), python)
-        for what, requirements in (
-            ("alone", [str(wheel)]), ("with cluster and the laboratory", [f"{wheel}[cluster]", str(wheels["lab"])]),
-        ):  # fmt: skip
-            install(clean, *requirements)
+        for what, extra, lab in (
+            ("alone", "", []),
+            ("with cluster and the laboratory", "cluster", [str(wheels["lab"])]),
+        ):
+            if torch:
+                install(clean, f"{wheel}[{extra}]" if extra else str(wheel), *lab)
+            else:
+                install(clean, "--no-deps", str(wheel), *lab)
+                install(clean, *requirements_without_torch(wheel, extra))
             done = command([clean, ROOT / "tools" / "smoke_test.py"], cwd=folder)
             found = done.stdout.strip().splitlines()[-1:] or [""]
-            steps.report(f"{wheel.name} {what}", [] if done.returncode == 0 else [done.stderr[-4000:]], found[0])
+            name = f"Python {version[0]}.{version[1]}{'' if torch else ' without torch'}: {wheel.name} {what}"
+            steps.report(name, [] if done.returncode == 0 else [done.stderr[-4000:]], found[0])
 
 
 def readme_commands(text: str) -> tuple[dict[str, str], list[str]]:

@@ -182,12 +182,20 @@ def unremembered_bias(spec: str) -> str | None:
     )
 
 
-def known_loss(spec: str) -> str:
-    """Return in a few words what the table says against gradients exchanged by a spec, and with which optimizers.
+def known_loss(spec: str, memory: Moments | None = None) -> str:
+    """Return in a few words what the table says against gradients exchanged by a spec.
+
+    Args:
+        memory: Of the optimizer; None: of all, and the text names those that it is about.
 
     >>> known_loss("topk:0.01"), known_loss("ef|topk:0.01"), known_loss("qsgd:4")
     ('far worse', 'far worse (momentum, Adam)', 'none known')
+    >>> known_loss("ef|topk:0.01", "adam"), known_loss("ef|topk:0.01", "none")
+    ('far worse', 'none known')
     """
+    if memory is not None:
+        against = judge(spec, memory)
+        return "none known" if against is None else against.loss
     names: dict[Moments, str] = {"none": "SGD", "momentum": "momentum", "adam": "Adam"}
     found = {name: verdict.loss for memory, name in names.items() if (verdict := judge(spec, memory)) is not None}
     if not found:

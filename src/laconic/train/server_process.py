@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -51,8 +52,14 @@ def serve(
     end_with_launcher()
     malloc.keep_freed_memory()
     stopped = threading.Event()
+
+    def stop(number: int, _: object) -> None:
+        if number == signal.SIGINT and not stopped.is_set():  # log may be what was interrupted, and have its lock
+            os.write(2, b"\nlaconic: stopping...\n" if sys.stderr.isatty() else b"laconic: stopping...\n")
+        stopped.set()
+
     for number in (signal.SIGTERM, *(() if is_supervised() else (signal.SIGINT,))):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, stop)
     config = Config.load(run_dir)
     credentials = _credentials(host, certs)
     event_log = EventLog(run_dir / server_file(EVENTS, index))

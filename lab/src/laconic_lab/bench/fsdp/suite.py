@@ -7,14 +7,14 @@ import os
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from laconic.errors import ConfigError, LaconicError
 from laconic.records import Record
 from laconic.units import parse_time
 from laconic_lab.bench.ddp.links import Links, Namespaces, connected
-from laconic_lab.bench.ddp.suite import rank_process
+from laconic_lab.bench.ddp.suite import rank_processes
 from laconic_lab.bench.fsdp.settings import PLAIN, FSDPSettings, way_of
 from laconic_lab.bench.gpt.settings import link_parts
 from laconic_lab.network import Host, Lab, unique_name
@@ -112,10 +112,8 @@ def _results(
         "store": f"tcp://{address}:{port}", "interface": links.interface, "tasks": list(tasks), "longest": longest,
         "seed": settings.seed, "data_dir": os.environ.get("LACONIC_DATA"),
     }  # fmt: skip
-    ranks, left = range(settings.nodes * settings.shards), list(tasks)
-    with ExitStack() as stack:
-        module = "laconic_lab.bench.fsdp.rank"
-        lines, *others = [stack.enter_context(rank_process(links, module, options | {"rank": i})) for i in ranks]
+    left, module = list(tasks), "laconic_lab.bench.fsdp.rank"
+    with rank_processes(links, module, options, settings.nodes * settings.shards) as (lines, *others):
         limit, since, label = START_S, time.monotonic(), "starting"
         while True:
             try:
