@@ -158,9 +158,14 @@ def confirmation() -> Iterator[Setting]:
 
 
 def positions() -> Iterator[Setting]:
-    """Yield short trainings whose last changes are coded by several codecs."""
+    """Yield short trainings whose last changes are coded in many ways: with dense signs, then one of 64 values."""
     yield streamed(64, steps=640)
     yield _adamw_local("AdamW, every 64, sign", 64, up="sign", down="sign", fragments=4, steps=640)
+    size: dict[str, Any] = {"fragments": 1, "workers": 4, "batch": 32, "steps": 640}
+    sparse = "topk:0.015625|sign"
+    yield streamed(20, sparse, **size)
+    yield streamed(20, "topk:0.015625,chunk=64,code=rank|sign", **size)
+    yield _adamw_local(f"AdamW, every 20, {sparse}", 20, up=sparse, down=sparse, **size)
 
 
 _SETTINGS: dict[str, Callable[[], Iterator[Setting]]] = {

@@ -44,8 +44,8 @@ class LocalExchange:
         self.residuals = torch.zeros_like(replicas.rows) if lossy and setting.decay and not setting.carry else None
         self.mean_residual = torch.zeros_like(self.anchor) if setting.decay and not setting.gather else None
         self.velocity = torch.zeros_like(self.anchor) if setting.outer_momentum else None
-        self.watch: Callable[[Slots, int, Tensor], None] | None = None
-        """Sees what the first worker has to send: slots of one shape, the first of them, and the values."""
+        self.watch: Callable[[Slots, int, Tensor, Tensor], None] | None = None
+        """Sees the slots of one shape, the first of them, what all workers have to send, and what they send."""
         self._pending: _Pending | None = None
         self.fragments = _fragments(replicas.shape.slots, setting.fragments)
         self._clock = _exchanges_by_step(setting)
@@ -98,9 +98,9 @@ class LocalExchange:
             change = self.anchor[span] - rows[:, span]
             if self.residuals is not None and not exempt:
                 change.add_(self.residuals[:, span], alpha=setting.decay)
-            if self.watch is not None:
-                self.watch(slots, first, change[0])
             sent = simulated(up).decode(change.view(-1, *shape)).view_as(change)
+            if self.watch is not None:
+                self.watch(slots, first, change, sent)
             self.frames.add(slots, "up", up, change[0].view(shape), sent[0].view(shape))
             if setting.gather:
                 self.frames.add(slots, "down", up, change[0].view(shape), sent[0].view(shape), times=others)
