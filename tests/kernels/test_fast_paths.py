@@ -125,7 +125,7 @@ FRAMES = [
 
 def accepted(blob: bytes) -> bool:
     try:
-        wire._unpack_stepwise(wire.as_bytes(blob), wire.MAX_NUMEL)
+        wire.frame._unpack_stepwise(wire.as_bytes(blob), wire.MAX_NUMEL)
     except FrameError:
         return False
     return True

@@ -20,8 +20,8 @@ from laconic.kernels.interface import NONFINITE
 from laconic.kernels.multi_tensor_interface import Addresses, Tensors
 from laconic.kernels.sections import fixed_low_bits
 from laconic.kernels.triton.bitmap import popcount
+from laconic.kernels.triton.launch_args import exact_options
 from laconic.kernels.triton.tensor_table import part_table
-from laconic.kernels.triton.tile import exact_options
 from laconic.kernels.triton.topk_batched import Selector
 
 __all__ = ["sparse_decode_all", "topk_all"]
