@@ -7,7 +7,7 @@ device: a slot that is not finite on some rank has zeros for integers, keeps its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -18,10 +18,11 @@ from torch import Tensor
 from laconic import kernels
 from laconic.aggregate.homomorphic.contributor import Contributor
 from laconic.aggregate.homomorphic.families import LowRank, PackedInts
+from laconic.collective.process_groups import is_registered, size_of
 from laconic.collective.reductions.agreement import MAX_DIGEST, digest_of
 from laconic.collective.reductions.device_events import INVALID, MISMATCH, NONFINITE, RESETS, DeviceEvents
-from laconic.collective.reductions.device_lowrank import LowRankRound
-from laconic.collective.reductions.device_replay import Recent, Replay
+from laconic.collective.reductions.device_lowrank import LowRankRound, stretches_of
+from laconic.collective.reductions.device_replay import Recent
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.kernels.interface import FLOAT32_MAX, PackedIntSum
@@ -42,8 +43,9 @@ class PackedIntRound:
     """How the first all-reduce joins the ranks' probes."""
 
     def __init__(
-        self, contributor: Contributor, named: Sequence[tuple[str, Tensor]], values: Tensor, counts: Tensor, fill: float
-    ) -> None:
+        self, contributor: Contributor, named: Sequence[tuple[str, Tensor]], values: Tensor, counts: Tensor,
+        fill: float, alone: bool,
+    ) -> None:  # fmt: skip
         family, summing, device = contributor.summing.family, contributor.summing, values.device
         assert isinstance(family, PackedInts)
         backend = kernels.multi_tensor_backend_for(values)
@@ -64,11 +66,14 @@ class PackedIntRound:
         self.first = torch.empty(blocks[-1] + 2, device=device)
         self._integers = torch.empty(0)
         self._own = self._clips = self._flags = self._own_flags = torch.empty(0)
-        self.stretches = (
-            Replay(self._begin, device),
-            Replay(self._encode, device, recorded=not self._stage.stochastic),  # whose seed is an argument
-            Replay(self._decode, device),
+        # Stochastic rounding has a seed for an argument.
+        self.stretches = stretches_of(
+            self._begin, self._encode, self._decode, device, alone, encode_recorded=not self._stage.stochastic
         )
+
+    @property
+    def slots(self) -> int:
+        return len(self._slots)
 
     @property
     def second(self) -> Tensor:
@@ -137,6 +142,7 @@ class DeviceSums:
     ) -> None:  # fmt: skip
         self._contributor, self._group, self.stats, self._events = contributor, group, stats, events
         self._fill = fill
+        self._alone = is_registered(group) and size_of(group) == 1
         self._rounds: Recent[tuple[list[torch.Size], PackedIntRound | LowRankRound]] = Recent()
         self._values = torch.empty(0)
 
@@ -161,17 +167,39 @@ class DeviceSums:
             shapes: The shape of each slot.
             seeds: The round of each slot.
         """
-        exchange = self._round_for(named, shapes, seeds)
-        begin, encode, decode = exchange.stretches
+        self._launch(self._round_for(named, shapes, seeds), seeds)
+        self._events.copy_to_host()
+
+    def prepare(
+        self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], seeds: Mapping[str, int]
+    ) -> Callable[[Mapping[str, int]], None]:
+        """Return a function that replaces tensors, which stay where they are, by their means; it takes their rounds."""
+        prepared = self._round_for(named, shapes, seeds)
+
+        def launch(seeds: Mapping[str, int]) -> None:
+            nonlocal prepared
+            if not prepared.current:
+                prepared = self._round_for(named, shapes, seeds)
+            self._launch(prepared, seeds)
+
+        return launch
+
+    def forget_places(self) -> None:
+        """Drop what was prepared for tensors where they were."""
+        self._rounds.clear()
+
+    def _launch(self, exchange: PackedIntRound | LowRankRound, seeds: Mapping[str, int]) -> None:
+        first, *others = exchange.stretches
         if isinstance(exchange, PackedIntRound):
             exchange.seed = next(iter(seeds.values()))
-        begin()
-        all_reduce(exchange.first, self._group, self.stats, exchange.op).wait()
-        encode()
-        all_reduce(exchange.second, self._group, self.stats).wait()
-        decode()
-        self._contributor.stats.rounds += len(named)
-        self._events.copy_to_host()
+        first()
+        if others:
+            encode, decode = others
+            all_reduce(exchange.first, self._group, self.stats, exchange.op).wait()
+            encode()
+            all_reduce(exchange.second, self._group, self.stats).wait()
+            decode()
+        self._contributor.stats.rounds += exchange.slots
 
     def _round_for(
         self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], seeds: Mapping[str, int]
@@ -184,10 +212,13 @@ class DeviceSums:
             if isinstance(family, LowRank):
                 matrices = [family.stage.for_shape(tuple(shape)) for shape in shapes]
                 memory = self._memory_for(named, 1) if contributor.feedback else None
-                found = [*shapes], LowRankRound(contributor, named, matrices, seeds, memory, counts, self._fill)
+                found = (
+                    [*shapes],
+                    LowRankRound(contributor, named, matrices, seeds, memory, counts, self._fill, self._alone),
+                )
             else:
                 memory = self._memory_for(named, SUM_BLOCK)
-                found = [*shapes], PackedIntRound(contributor, named, memory, counts, self._fill)
+                found = [*shapes], PackedIntRound(contributor, named, memory, counts, self._fill, self._alone)
             self._rounds.put(named, found)
         return found[1]
 
