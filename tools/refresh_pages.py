@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import architecture
+import badges
 import internet_table
 import plan_evidence
 import plan_promises
@@ -93,7 +94,7 @@ def wanted_files() -> dict[Path, str]:
     text = fill(text, "utilisation", plan_promises.utilisation_table())
     pages[planner] = fill(text, "promises", plan_promises.promise_table())
     pages[architecture.PAGE] = architecture.page()
-    pictures = {"first": first_picture(), "links": picture()}
+    pictures = {"badges": badges.badges(), "first": first_picture(), "links": picture()}
     return (
         pages
         | {architecture.PICTURE: architecture.draw()}

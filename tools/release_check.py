@@ -36,6 +36,7 @@ from datetime import datetime, timezone
 from email.parser import HeaderParser
 from pathlib import Path
 
+from laconic.plan.background_load import OtherProcesses
 from laconic.records import commit, machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +44,8 @@ STABLE_ABI = (3, 12)
 """The first Python whose stable ABI nanobind can use: ``wheel.py-api`` in pyproject.toml."""
 MINORS = range(10, 16)
 FIRST_HOUR_S = 300
+BUSY = 0.25
+"""Share of all cores in use by other processes above which seconds of the clock are not judged."""
 FORBIDDEN = re.compile(r"(^|/)(tests?|results|runs|\.[^/]+)/|\.(pyc|so|o|log|jsonl)$")
 FORBIDDEN_INSIDE = re.compile(r"/tests?/|\.(pyc|py|[ch]pp|o|log|jsonl)$")
 """Files that no source distribution may hold, and no package of a wheel beside its sources."""
@@ -180,6 +183,9 @@ def version_problems(tag: str | None = None) -> list[str]:
         problems.append(f"CHANGELOG.md must begin with '## [{released}] - ' and {when}, it begins with {heading!r}")
     if tag is not None and tag != f"v{version}":
         problems.append(f"the tag is {tag}, the version {version}: expected the tag v{version}")
+    for distribution in (LIBRARY, LAB) if tag is not None else ():
+        if "[project.urls]" not in (distribution.folder / "pyproject.toml").read_text(encoding="utf-8"):
+            problems.append(f"{distribution.name} has no [project.urls]: a release says where its sources are")
     return problems
 
 
@@ -351,6 +357,7 @@ def first_hour(python: Path, wheels: dict[str, Path], steps: Steps) -> None:
         settings = {**os.environ, "PATH": path, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
         for name, text in files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
+        others = OtherProcesses([os.getpid()])
         begin, cpu_begin = time.monotonic(), _children_cpu_s()
         for line in lines:
             words = line
@@ -364,9 +371,13 @@ def first_hour(python: Path, wheels: dict[str, Path], steps: Steps) -> None:
             if done.returncode:
                 problems.append(f"{line}: {done.stderr[-2000:]}")
         took, cpu_s = time.monotonic() - begin, _children_cpu_s() - cpu_begin
-    if took > FIRST_HOUR_S:
-        problems.append(f"took {took:.0f} s, expected at most {FIRST_HOUR_S}")
-    steps.report("README", problems, f"{len(lines)} commands in {took:.0f} s, {cpu_s:.0f} s of processor time")
+        busy = max(0.0, (others.share() or 0.0))
+    # On a machine that others use, the clock says little: then the processor time counts, as if one core did it all.
+    if (cpu_s if busy > BUSY else took) > FIRST_HOUR_S:
+        problems.append(f"took {took:.0f} s, {cpu_s:.0f} s of processor time, expected at most {FIRST_HOUR_S}")
+    judged = f"; others had {100 * busy:.0f} % of the cores, so processor time is judged" if busy > BUSY else ""
+    found = f"{len(lines)} commands in {took:.0f} s, {cpu_s:.0f} s of processor time{judged}"
+    steps.report("README", problems, found)
 
 
 def _children_cpu_s() -> float:

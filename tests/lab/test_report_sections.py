@@ -118,3 +118,15 @@ def test_server_verdict_weighs_time_against_accuracy() -> None:
     text = build(published("kothari2021")).html
     assert "Parameter server, VGG-11, 100 Mbit/s: <b>take method laconic</b>" in text  # as docs/choosing.md
     assert "take method 6" not in text and "take method 5" not in text  # faster or smaller, but they lose points
+
+
+@pytest.mark.parametrize("folder", ["bench", "ddp", "gpt", "pipeline"])
+def test_no_line_of_published_records_joins_two_runs(folder: str) -> None:
+    assert turned_back(embedded(build(published(folder)).html)) == []
+
+
+def test_line_of_one_setting_is_not_drawn_for_another() -> None:
+    """A baseline belongs to a size of the model: it would mislead beside another."""
+    (plot,) = (plot for plot in embedded(build(published("gpt")).html)["plots"] if plot["id"] == "gpt-bytes")
+    marks = {mark["label"]: mark["pick"] for mark in plot["marks"]}
+    assert len(marks) == 2 and all(label.endswith(f", {pick}") for label, pick in marks.items())

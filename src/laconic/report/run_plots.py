@@ -56,8 +56,9 @@ def _verdicts(runs: Sequence[Run]) -> list[Verdict]:
             continue
         words = [str(baseline.values[key]) for key in ("model", "data") if baseline.values.get(key)]
         workers = f"{baseline.workers} worker{'s' * (baseline.workers != 1)}"
-        situation = ", ".join([f"Parameter server, {' on '.join(words)}" if words else "Parameter server", workers])
-        found.append(decide(situation, plain, others, f"{POINTS:g} point"))
+        server = f"Parameter server, {' on '.join(words)}" if words else "Parameter server"
+        situation = f"{server}, {workers}, on the link of these runs"
+        found.append(decide(situation, plain, others, f"{POINTS:g} point", any_link=True))
     return found
 
 

@@ -225,23 +225,23 @@ def gpt(records: Records) -> Section:
                  "loss", series="method", pick="training", detail=("waiting %",), log="x", marks=goal, better=(-1, -1))
         )  # fmt: skip
     curves: Rows = [
-        (f"{one['ranks']} ranks", titles.get(one["method"], str(one["method"])), step, loss)
-        for one in records.get("bench.gpt.loss", [])
+        (f"{one['ranks']} ranks", titles.get(one["method"]) or _title(one), run, step, loss)
+        for run, one in enumerate(records.get("bench.gpt.loss", []))
         if one["failed"] is None
         for step, loss in one["curve"]
     ]
     if curves:
-        data = Data(("ranks", "method", "step", "loss"), curves)
+        data = Data(("ranks", "method", "run", "step", "loss"), curves)
         section.plots.append(
-            Plot("gpt-loss-steps", "GPT: loss by step", "Nats a byte on held-out text.", "line", data, "step", "loss",
-                 series="method", pick="ranks", marks=goal)
+            Plot("gpt-loss-steps", "GPT: loss by step", "Nats a byte on held-out text; a line for each seed.", "line",
+                 data, "step", "loss", series="method", group="run", pick="ranks", marks=goal)
         )  # fmt: skip
     return section
 
 
 def _title(one: Values) -> str:
-    """Return a title without Markdown's marks of code."""
-    return str(one["title"]).replace("`", "")
+    """Return a title without Markdown's marks of code; the method's name where there is none."""
+    return str(one["title"] if "title" in one else one["method"]).replace("`", "")
 
 
 def _gpt_verdict(name: str, group: Sequence[Values], titles: Mapping[str, str]) -> list[Verdict]:

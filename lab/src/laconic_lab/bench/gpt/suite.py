@@ -110,7 +110,8 @@ def _losses(run: _Run, ranks: int) -> None:
                 continue
             if failed and task["method"] == PLAIN:
                 raise LaconicError(f"plain DDP failed: {result['failed']}")
-            run.add("bench.gpt.loss", ranks=ranks, method=task["method"], **({"failed": None} | result))
+            title = METHODS[task["method"]].title
+            run.add("bench.gpt.loss", ranks=ranks, method=task["method"], title=title, **({"failed": None} | result))
 
 
 def _times(run: _Run, ranks: int, link: str) -> None:
