@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from architecture import ALLOWED, FOUNDATION, edges, source_files
+from architecture import ALLOWED, FOUNDATION, ROOT, edges, source_files
 
 import laconic
 
@@ -69,6 +69,23 @@ def test_edges_finds_known_imports():
 
 def test_no_module_is_called_utils():
     assert [path for path, _ in source_files() if path.stem in FORBIDDEN_STEMS] == []
+
+
+MOST_LINES = 450
+FOLDERS = ("csrc", "src", "lab", "tests", "tools", "fuzz", "examples")
+
+
+def code_files():
+    return [
+        path for folder in FOLDERS for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".cpp", ".hpp", ".inc") and not {"build", ".venv"} & set(path.parts)
+    ]  # fmt: skip
+
+
+def test_no_file_is_longer_than_450_lines():
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in code_files()}
+    assert len(lines) > 800 and {"csrc/topk.cpp", "src/laconic/frames.py"} <= set(lines)
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
 
 
 def public(path: Path):

@@ -54,7 +54,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "torchft": ("codecs", "collective", "policy"),
     "recipes": ("collective", "policy"),
     "pipeline": ("codecs", "frames", "kernels", "packet", "wire"),
-    "cluster": ("aggregate", "channels", "codecs", "frames", "kernels", "packet", "policy", "wire"),
+    "cluster": ("aggregate", "channels", "codecs", "frames", "kernels", "optim", "packet", "policy", "wire"),
     "plan": (
         "aggregate", "channels", "codecs", "frames", "optim", "packet", "pipeline", "policy", "suitability", "wire",
     ),

@@ -11,6 +11,7 @@ from laconic.report.plots import Cell, Data, Mark, Plot, Question, Section
 from laconic.report.verdicts import Candidate, Verdict, decide
 from laconic.suitability import Moments, judge
 from laconic.units import parse_rate, show_rate
+from laconic_lab.report.benches import bars_by_link
 
 __all__ = ["ddp", "fsdp", "gpt", "torchft"]
 
@@ -275,11 +276,9 @@ def fsdp(records: Records) -> Section:
     ]
     losses = {(one["nodes"], one["shards"], one["way"]): one["loss"] for one in records.get("bench.fsdp.loss", [])}
     if rows:
-        data = Data(("link", "way", "ms a step", "speed-up", "kB from a node"), rows)
-        section.plots.append(
-            Plot("fsdp-steps", "FSDP2: time of a step", "Milliseconds of a step over each link between nodes.", "bars",
-                 data, "ms a step", "way", pick="link", detail=("speed-up", "kB from a node"))
-        )  # fmt: skip
+        columns = ("link", "way", "ms a step", "speed-up", "kB from a node")
+        note = "Milliseconds of a step over each link between nodes."
+        section.plots.append(bars_by_link("fsdp-steps", "FSDP2: time of a step", note, columns, rows))
         section.verdicts = [verdict for name, group in groups.items() for verdict in _fsdp_verdict(name, group, losses)]
     curves: Rows = [
         (f"{one['nodes']} nodes of {one['shards']} ranks", _title(one), step, loss)
