@@ -109,8 +109,8 @@ def in_order(name: str):
 def test_all_is_sorted_and_true(path, module):
     names = public(path)
     assert names == sorted(names, key=in_order) and len(names) == len(set(names))
-    found = loaded(module.removesuffix(".__init__"))
-    assert [name for name in names if not hasattr(found, name)] == []
+    imported = loaded(module.removesuffix(".__init__"))
+    assert [name for name in names if not hasattr(imported, name)] == []
 
 
 def test_the_front_door_lists_everything_it_shows():
@@ -166,7 +166,7 @@ def test_importing_needs_only_torch_and_starts_nothing():
     "module", [m.removesuffix(".__init__") for _, m in source_files() if not m.endswith("__main__")]
 )
 def test_examples_in_docstrings_run(module):
-    found = doctest.testmod(loaded(module), optionflags=doctest.NORMALIZE_WHITESPACE)
-    assert found.failed == 0
+    results = doctest.testmod(loaded(module), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert results.failed == 0
     if module in ("laconic", "laconic.frames", "laconic.channels", "laconic.codecs.chain"):
-        assert found.attempted > 0
+        assert results.attempted > 0

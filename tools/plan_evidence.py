@@ -144,9 +144,9 @@ def _gpt_bench() -> Iterator[Run]:
 
     Its loss is only reached if it stays there: the last evaluation counts.
     """
-    found = {record.values["method"]: record.values for record in _records("bench/gpt", "bench.gpt.loss")}
-    plain = found.get("ddp")
-    for name, values in found.items() if plain is not None else ():
+    by_method = {record.values["method"]: record.values for record in _records("bench/gpt", "bench.gpt.loss")}
+    plain = by_method.get("ddp")
+    for name, values in by_method.items() if plain is not None else ():
         method, curve = METHODS[name], values["curve"]
         if method.hook == "powersgd" or values["failed"] is not None:
             continue
@@ -166,8 +166,8 @@ def _tuned() -> Iterator[Evidence]:
     """Trainings of ``laconic tune`` on models of the examples."""
     for file in sorted((RESULTS / "tune").glob("*.jsonl")):
         values = [record.values for record in read(file) if record.kind == "tune.evidence"]
-        found = read_evidence({"format": FORMAT, "trainings": values}, str(file))
-        for one, record in zip(found, values, strict=True):
+        trainings = read_evidence({"format": FORMAT, "trainings": values}, str(file))
+        for one, record in zip(trainings, values, strict=True):
             name = f"{one.model} ({record['steps_trained']} steps)"
             yield replace(one, model=name, source=f"results/tune/{file.stem}")
 
@@ -180,13 +180,13 @@ def _evidence(runs: Iterable[Run]) -> Iterator[Evidence]:
         settings[run.source, run.model, run.setting, run.plain_optimizer, workers].append(run)
     for (source, model, setting, optimizer, workers), trained in settings.items():
         everywhere = settings.get((source, model, setting, optimizer, 0), []) if workers else []
-        found = _best_rate([run for run in [*trained, *everywhere] if run.codec == PLAIN])
+        plain = _best_rate([run for run in [*trained, *everywhere] if run.codec == PLAIN])
         ways: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
         for run in trained:
             if run.codec != PLAIN and (run.codec, run.every) != ("none", 1):
                 ways[run.codec, run.every, run.fragments, run.overlap, run.optimizer].append(run)
-        for way in ways.values() if found else ():
-            yield _compared(found, _best_rate(way))
+        for way in ways.values() if plain else ():
+            yield _compared(plain, _best_rate(way))
 
 
 def _best_rate(runs: Sequence[Run]) -> list[Run]:
@@ -224,15 +224,15 @@ def model_errors() -> Mapping[str, float]:
             predicted, measured = (plain[name] / run[name] for name in ("predicted_s", "measured_s"))
             errors[run["engine"]].append(abs(predicted / measured - 1))
     return {
-        engine: round(statistics.quantiles(found, n=100, method="inclusive")[round(100 * WITHIN) - 1], 3)
-        for engine, found in sorted(errors.items())
+        engine: round(statistics.quantiles(of_engine, n=100, method="inclusive")[round(100 * WITHIN) - 1], 3)
+        for engine, of_engine in sorted(errors.items())
     }
 
 
 def collective() -> Mapping[str, Mapping[str, float]]:
     """Return the fixed times of exchanges of two ranks by gloo: means over the calibrations of the study jang2017."""
-    found = [record.values for record in _records("jang2017/runs", "jang2017.calibration")]
-    two = [one for one in found if (one["engine"], one["workers"]) == ("ddp", 2)]
+    calibrations = [record.values for record in _records("jang2017/runs", "jang2017.calibration")]
+    two = [one for one in calibrations if (one["engine"], one["workers"]) == ("ddp", 2)]
     byte_s = statistics.fmean(one["byte_s"] for one in two)
     ways = {"none": [(one["fixed_s"], one["slot_s"]) for one in two]}
     ways |= {way: [one["ways"][way] for one in two] for way in ("sum", "twoshot")}
@@ -246,9 +246,9 @@ def collective() -> Mapping[str, Mapping[str, float]]:
 def evidence_file() -> str:
     """Return the text of src/laconic/plan/evidence.json."""
     runs = chain(_kothari2021(), _homomorphic(), _ddp(), _gpt_study(), _gpt_bench())
-    found = sorted([*_evidence(runs), *_tuned()], key=lambda one: json.dumps(asdict(one)))
+    evidence = sorted([*_evidence(runs), *_tuned()], key=lambda one: json.dumps(asdict(one)))
     usual = {"fragments": 1, "overlap": 0, "lr": 1.0, "steps": 1.0, "every": 1, "noise": 0.0}
-    trainings = [{k: v for k, v in asdict(one).items() if usual.get(k) != v} for one in found]
+    trainings = [{k: v for k, v in asdict(one).items() if usual.get(k) != v} for one in evidence]
     lines = ",\n".join("  " + json.dumps(one) for one in trainings)
     head = {"format": FORMAT, "about": ABOUT, "model_error": model_errors(), "collective": collective()}
     return json.dumps(head, indent=1).removesuffix("\n}") + f',\n "trainings": [\n{lines}\n ]\n}}\n'

@@ -53,10 +53,10 @@ class Distribution:
     @property
     def version(self) -> str:
         text = (self.folder / "src" / self.package / "_version.py").read_text(encoding="utf-8")
-        found = re.search(r'__version__ = "([^"]+)"', text)
-        if not found:
+        match = re.search(r'__version__ = "([^"]+)"', text)
+        if not match:
             raise SystemExit(f'{self.folder}/src/{self.package}/_version.py has no __version__ = "…"')
-        return found[1]
+        return match[1]
 
 
 LIBRARY = Distribution("laconic", ROOT, "laconic", 2_000_000, 3_000_000)
@@ -97,11 +97,11 @@ class Steps:
         self.problems: list[str] = []
         self.begin = self.last = time.monotonic()
 
-    def report(self, step: str, problems: Iterable[str], found: str = "") -> None:
+    def report(self, step: str, problems: Iterable[str], summary: str = "") -> None:
         now = time.monotonic()
         new = [f"{step}: {problem}" for problem in problems]
         self.problems += new
-        print(f"{'FAIL' if new else 'ok  '} {now - self.last:6.1f} s  {step}: {found}", flush=True)
+        print(f"{'FAIL' if new else 'ok  '} {now - self.last:6.1f} s  {step}: {summary}", flush=True)
         for problem in new:
             print(f"     {problem}", flush=True)
         self.last = now
@@ -145,17 +145,17 @@ def version_problems(tag: str | None = None) -> list[str]:
 
 def find_pythons() -> list[Path]:
     """Return an interpreter of each supported minor version, from PATH or from pyenv, oldest first."""
-    found = []
+    pythons = []
     for minor in MINORS:
         pyenv = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3.{minor}"))
         on_path = shutil.which(f"python3.{minor}")
         for python in [*pyenv, *([Path(on_path)] if on_path else [])]:
             if command([python, "-c", "import venv, ensurepip"]).returncode == 0:
-                found.append(python)
+                pythons.append(python)
                 break
-    if not found:
+    if not pythons:
         raise SystemExit("no python3.10 or later on PATH: name one with --python")
-    return found
+    return pythons
 
 
 def minor_version(python: Path) -> tuple[int, int]:
@@ -226,8 +226,8 @@ def wheel_problems(distribution: Distribution, wheel: Path) -> list[str]:
     problems = [f"{name} is missing" for name in sorted(wanted - inside)]
     outside = sorted(name for name in members - inside if ".dist-info/" not in name)
     if len(libraries) != 1 or outside:
-        found = [*sorted(libraries), *outside]
-        problems.append(f"expected one library and no file outside {package}/, got {found}")
+        surplus = [*sorted(libraries), *outside]
+        problems.append(f"expected one library and no file outside {package}/, got {surplus}")
     problems += [f"{name} does not belong there" for name in sorted(inside - wanted) if FORBIDDEN_INSIDE.search(name)]
     if f"\nVersion: {distribution.version}\n" not in text:
         problems.append(f"METADATA does not say version {distribution.version}")
@@ -263,8 +263,8 @@ def try_wheels(python: Path, wheels: dict[str, Path], steps: Steps) -> None:
         ):  # fmt: skip
             install(clean, *requirements)
             done = command([clean, ROOT / "tools" / "smoke_test.py"], cwd=folder)
-            found = done.stdout.strip().splitlines()[-1:] or [""]
-            steps.report(f"{wheel.name} {what}", [] if done.returncode == 0 else [done.stderr[-4000:]], found[0])
+            last_line = done.stdout.strip().splitlines()[-1:] or [""]
+            steps.report(f"{wheel.name} {what}", [] if done.returncode == 0 else [done.stderr[-4000:]], last_line[0])
 
 
 def readme_commands(text: str) -> tuple[dict[str, str], list[str]]:

@@ -46,7 +46,7 @@ def _verdicts(runs: Sequence[Run]) -> list[Verdict]:
     groups: dict[str, list[Run]] = {}
     for run, baseline in zip(runs, (baselines(runs)[run.label] for run in runs), strict=True):
         groups.setdefault(baseline.label, []).append(run)
-    found = []
+    verdicts = []
     for label, group in groups.items():
         baseline = next(run for run in group if run.label == label)
         candidates = {run.label: _candidate(run, baseline) for run in group}
@@ -57,8 +57,8 @@ def _verdicts(runs: Sequence[Run]) -> list[Verdict]:
         words = [str(baseline.values[key]) for key in ("model", "data") if baseline.values.get(key)]
         workers = f"{baseline.workers} worker{'s' * (baseline.workers != 1)}"
         situation = ", ".join([f"Parameter server, {' on '.join(words)}" if words else "Parameter server", workers])
-        found.append(decide(situation, plain, others, f"{POINTS:g} point"))
-    return found
+        verdicts.append(decide(situation, plain, others, f"{POINTS:g} point"))
+    return verdicts
 
 
 def _candidate(run: Run, baseline: Run) -> Candidate | None:

@@ -35,17 +35,17 @@ def test_interrupted_tier_continues_with_the_missing_pieces(tmp_path: Path, monk
         run_tier(tier, path)
     assert ran == [0, 20, 40, 60] and summarise(read(path))["scenarios"].done == 60
     broken_at.clear()
-    found = run_tier(tier, path)["scenarios"]
-    assert ran[4:] == [20, 40, 60, 80] and (found.done, found.broken) == (100, ())
-    assert found.first is not None and len(read(path)) == 7
+    summary = run_tier(tier, path)["scenarios"]
+    assert ran[4:] == [20, 40, 60, 80] and (summary.done, summary.broken) == (100, ())
+    assert summary.first is not None and len(read(path)) == 7
     run_tier(tier, path)
     assert len(ran) == 8
 
 
 def test_cases_of_tier_3_have_every_fault_mode_and_method() -> None:
-    found = cases(TIERS[3].scenarios)
-    assert found[:50] == cases(50) and len(set(found)) == len(found) == 1120
-    kinds = Counter((case.fault, case.mode, case.method) for case in found)
+    all_cases = cases(TIERS[3].scenarios)
+    assert all_cases[:50] == cases(50) and len(set(all_cases)) == len(all_cases) == 1120
+    kinds = Counter((case.fault, case.mode, case.method) for case in all_cases)
     assert {(fault, mode, method) for fault in FAULTS for mode in MODES for method in LEDGER_METHODS} <= kinds.keys()
     assert min(kinds[TRAINING, "sync", method] for method in METHODS) >= 20
     assert all(kinds[name, mode, "1"] >= 17 for name, one in MEMBERS.items() for mode in one.modes)

@@ -88,12 +88,12 @@ class PartSummary:
 
 def summarise(records: Sequence[Record]) -> dict[str, PartSummary]:
     """Return a summary of each part."""
-    return {part: _summary(part, found) for part, found in latest(records).items()}
+    return {part: _summary(part, of_part) for part, of_part in latest(records).items()}
 
 
 def latest(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the Records that count: the last one of each piece, by part."""
-    return {part: list(found.values()) for part, found in _latest(records).items()}
+    return {part: list(of_part.values()) for part, of_part in _latest(records).items()}
 
 
 def _latest(records: Sequence[Record]) -> dict[str, dict[tuple[Any, ...], Record]]:
@@ -149,10 +149,10 @@ def run_tier(
         raise ConfigError(f"unknown part {unknown[0]!r}: expected one of {', '.join(PARTS)}")
     for part in parts:
         goal = getattr(tier, part)
-        found = _latest(_read(path))[part]
-        for record in [record for record in found.values() if record.values["broken"]]:
+        finished = _latest(_read(path))[part]
+        for record in [record for record in finished.values() if record.values["broken"]]:
             append(_RUNS[part](_piece(part, record)), path)
-        pieces = (piece for piece in _PIECES[part](goal) if tuple(piece.values()) not in found)
+        pieces = (piece for piece in _PIECES[part](goal) if tuple(piece.values()) not in finished)
         together = jobs if part == "packets" else 1
         while True:
             done = _summary(part, list(_latest(_read(path))[part].values())).done
@@ -220,8 +220,8 @@ def _soak_pieces(goal: int) -> Iterator[Piece]:
 
 
 def _run_soak(piece: Piece) -> Record:
-    found = soak(piece["exchanges"] * ROUND_S, every=SOAK_EVERY, seed=piece["seed"])
-    return Record("faults.soak", asdict(found), seed=piece["seed"])
+    outcome = soak(piece["exchanges"] * ROUND_S, every=SOAK_EVERY, seed=piece["seed"])
+    return Record("faults.soak", asdict(outcome), seed=piece["seed"])
 
 
 def _idle_pieces(goal: int) -> Iterator[Piece]:
@@ -230,8 +230,8 @@ def _idle_pieces(goal: int) -> Iterator[Piece]:
 
 
 def _run_idle(piece: Piece) -> Record:
-    found = run_idle(piece["kind"])
-    return Record("faults.idle", asdict(found) | {"slower": found.slower}, seed=piece["seed"])
+    outcome = run_idle(piece["kind"])
+    return Record("faults.idle", asdict(outcome) | {"slower": outcome.slower}, seed=piece["seed"])
 
 
 def _packet_pieces(goal: int) -> Iterator[Piece]:

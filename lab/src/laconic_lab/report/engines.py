@@ -96,11 +96,11 @@ def _name(way: str) -> str:
 def _harm(way: str) -> str | None:
     """Return what a way of the benchmark does to some optimizer; None if it suits all of them, as far as known."""
     spec = f"ef|{way}" if way.startswith(TORCH_POWERSGD) else way.removeprefix(OURS) if way.startswith(OURS) else "none"
-    found = {memory: verdict.effect for memory in get_args(Moments) if (verdict := judge(spec, memory))}
-    if not found:
+    effects = {memory: verdict.effect for memory in get_args(Moments) if (verdict := judge(spec, memory))}
+    if not effects:
         return None
     names = {"none": "SGD", "momentum": "momentum", "adam": "Adam"}
-    return f"with {' or '.join(names[memory] for memory in found)} {next(reversed(found.values()))}"
+    return f"with {' or '.join(names[memory] for memory in effects)} {next(reversed(effects.values()))}"
 
 
 def _step_verdicts(steps: Sequence[Values]) -> list[Verdict]:
@@ -108,7 +108,7 @@ def _step_verdicts(steps: Sequence[Values]) -> list[Verdict]:
     for step in steps:
         if step.get("valid", True):
             groups.setdefault((_setting(step), str(step.get("model")), step.get("ranks", 0)), []).append(step)
-    found = []
+    verdicts = []
     for (link, model, ranks), group in groups.items():
         plain = next((step for step in group if step["way"] == PLAIN_DDP), None)
         if plain is None:
@@ -123,8 +123,8 @@ def _step_verdicts(steps: Sequence[Values]) -> list[Verdict]:
                     Candidate(_name(way), step["step_s"], step["sent_nbytes_per_step"], lost, against is None)
                 )
         base = Candidate("plain DDP", plain["step_s"], plain["sent_nbytes_per_step"], "")
-        found.append(decide(f"DDP step, {model}, {ranks} ranks, {link}", base, others, SUITS))
-    return found
+        verdicts.append(decide(f"DDP step, {model}, {ranks} ranks, {link}", base, others, SUITS))
+    return verdicts
 
 
 def _clearly_faster(step: Values, plain: Values) -> bool:
@@ -138,7 +138,7 @@ def _training_verdicts(trainings: Sequence[Values]) -> list[Verdict]:
     for one in trainings:
         if one.get("valid", True) and "accuracy" in one:
             groups.setdefault(_training_name(one), {}).setdefault(one["way"], []).append(one)
-    found = []
+    verdicts = []
     for name, ways in groups.items():
         plain = ways.pop(PLAIN_DDP, None)
         if plain is None or any("reached_s" not in one for runs in (plain, *ways.values()) for one in runs):
@@ -157,8 +157,8 @@ def _training_verdicts(trainings: Sequence[Values]) -> list[Verdict]:
                 )
         if candidates and candidates[0].name == _name(PLAIN_DDP):
             limit = f"{POINTS:g} points"
-            found.append(decide(f"DDP until plain DDP's accuracy, {name}", candidates[0], candidates[1:], limit))
-    return found
+            verdicts.append(decide(f"DDP until plain DDP's accuracy, {name}", candidates[0], candidates[1:], limit))
+    return verdicts
 
 
 def _training_name(one: Values) -> str:

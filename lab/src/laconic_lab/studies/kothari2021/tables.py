@@ -317,9 +317,9 @@ def _rates(results: Results) -> Table:
     """Return each method at the same learning rates; its best one is marked."""
     rows = []
     for model in results.models("rates"):
-        found = {row.name: row for row in results.rows("rates", model)}
+        by_name = {row.name: row for row in results.rows("rates", model)}
         for method in TUNED:
-            shown = [found.get(f"{method}, rate {round(factor * HYPER[model].lr, 6):g}") for factor in RATE_FACTORS]
+            shown = [by_name.get(f"{method}, rate {round(factor * HYPER[model].lr, 6):g}") for factor in RATE_FACTORS]
             means = [None if row is None else fmean(row.final) for row in shown]
             best = max((mean for mean in means if mean is not None), default=None)
             if best is None:
