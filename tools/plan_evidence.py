@@ -183,8 +183,8 @@ def _tuned() -> Iterator[Evidence]:
     """Trainings of ``laconic tune`` on models of the examples."""
     for file in sorted((RESULTS / "tune").glob("*.jsonl")):
         values = [record.values for record in read(file) if record.kind == "tune.evidence"]
-        found = read_evidence({"format": FORMAT, "trainings": values}, str(file))
-        for one, record in zip(found, values, strict=True):
+        trainings = read_evidence({"format": FORMAT, "trainings": values}, str(file))
+        for one, record in zip(trainings, values, strict=True):
             name = f"{one.model} ({record['steps_trained']} steps)"
             yield replace(one, model=name, source=f"results/tune/{file.stem}")
 
@@ -197,7 +197,7 @@ def _evidence(runs: Iterable[Run]) -> Iterator[Evidence]:
         settings[run.source, run.model, run.setting, run.plain_optimizer, workers].append(run)
     for (source, model, setting, optimizer, workers), trained in settings.items():
         everywhere = settings.get((source, model, setting, optimizer, 0), []) if workers else []
-        found = _best_rate([run for run in [*trained, *everywhere] if run.codec == PLAIN])
+        plain = _best_rate([run for run in [*trained, *everywhere] if run.codec == PLAIN])
         ways: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
         for run in trained:
             if run.codec != PLAIN and (run.codec, run.every) != ("none", 1):
@@ -241,15 +241,15 @@ def model_errors() -> Mapping[str, float]:
             predicted, measured = (plain[name] / run[name] for name in ("predicted_s", "measured_s"))
             errors[run["engine"]].append(abs(predicted / measured - 1))
     return {
-        engine: round(statistics.quantiles(found, n=100, method="inclusive")[round(100 * WITHIN) - 1], 3)
-        for engine, found in sorted(errors.items())
+        engine: round(statistics.quantiles(of_engine, n=100, method="inclusive")[round(100 * WITHIN) - 1], 3)
+        for engine, of_engine in sorted(errors.items())
     }
 
 
 def collective() -> Mapping[str, Mapping[str, float]]:
     """Return the fixed times of exchanges of two ranks by gloo: means over the calibrations of the study jang2017."""
-    found = [record.values for record in _records("jang2017/runs", "jang2017.calibration")]
-    two = [one for one in found if (one["engine"], one["workers"]) == ("ddp", 2)]
+    calibrations = [record.values for record in _records("jang2017/runs", "jang2017.calibration")]
+    two = [one for one in calibrations if (one["engine"], one["workers"]) == ("ddp", 2)]
     byte_s = statistics.fmean(one["byte_s"] for one in two)
     ways = {"none": [(one["fixed_s"], one["slot_s"]) for one in two]}
     ways |= {way: [one["ways"][way] for one in two] for way in ("sum", "twoshot")}

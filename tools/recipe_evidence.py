@@ -33,22 +33,22 @@ def _follows(row: Row, recipe: Recipe) -> bool:
 
 
 def _evidence_of(recipe: Recipe, results: Results) -> list[Evidence]:
-    found = []
+    runs = []
     for part, rows in results.rows.items():
         for row in rows:
             base = results.best(part, ADAMW, row.values["size"])
             if base is None or not _follows(row, recipe):
                 continue
             values = row.values
-            found.append(
+            runs.append(
                 Evidence(
                     values["numel"], values["workers"], values["steps"], len(row.runs), round(row.loss, 6),
                     round(base.loss, 6), round(row.ratio),
                 )
             )  # fmt: skip
     # The same runs may belong to several experiments; the lowest loss of AdamW is what they are held against.
-    found.sort(key=lambda each: each.adamw_loss)
-    unique = {(each.parameters, each.workers, each.loss): each for each in reversed(found)}
+    runs.sort(key=lambda each: each.adamw_loss)
+    unique = {(each.parameters, each.workers, each.loss): each for each in reversed(runs)}
     return sorted(unique.values(), key=lambda each: (each.parameters, each.workers))
 
 
@@ -61,7 +61,7 @@ def all_evidence() -> dict[str, list[Evidence]]:
 
 def evidence_file(evidence: dict[str, list[Evidence]]) -> str:
     """Return the text of src/laconic/recipes.json."""
-    return json.dumps({name: [asdict(each) for each in found] for name, found in evidence.items()}, indent=1) + "\n"
+    return json.dumps({name: [asdict(each) for each in runs] for name, runs in evidence.items()}, indent=1) + "\n"
 
 
 def _settings_of(recipe: Recipe) -> str:
@@ -73,9 +73,9 @@ def _settings_of(recipe: Recipe) -> str:
 def evidence_table(evidence: dict[str, list[Evidence]]) -> str:
     """Return the table of docs/local-sgd.md."""
     rows = []
-    for name, found in evidence.items():
+    for name, runs in evidence.items():
         recipe = recipes.get(name)
-        for each in found:
+        for each in runs:
             rows.append((
                 f"`{name}`", _settings_of(recipe),
                 f"{each.parameters / 1e6:.0f} M", str(each.workers), f"{each.beside_adamw:+.1f} %",

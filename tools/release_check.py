@@ -64,10 +64,10 @@ class Distribution:
     @property
     def version(self) -> str:
         text = (self.folder / "src" / self.package / "_version.py").read_text(encoding="utf-8")
-        found = re.search(r'__version__ = "([^"]+)"', text)
-        if not found:
+        match = re.search(r'__version__ = "([^"]+)"', text)
+        if not match:
             raise SystemExit(f'{self.folder}/src/{self.package}/_version.py has no __version__ = "…"')
-        return found[1]
+        return match[1]
 
 
 LIBRARY = Distribution("laconic", ROOT, "laconic", 2_000_000, 3_000_000)
@@ -122,11 +122,11 @@ class Steps:
         self.rows: list[str] = []
         self.ended = ""
 
-    def report(self, step: str, problems: Iterable[str], found: str = "") -> None:
+    def report(self, step: str, problems: Iterable[str], summary: str = "") -> None:
         now = time.monotonic()
         new = [f"{step}: {problem}" for problem in problems]
         self.problems += new
-        print(f"{'FAIL' if new else 'ok  '} {now - self.last:6.1f} s  {step}: {found}", flush=True)
+        print(f"{'FAIL' if new else 'ok  '} {now - self.last:6.1f} s  {step}: {summary}", flush=True)
         for problem in new:
             print(f"     {problem}", flush=True)
         self.rows.append(f"| {step} | {'**failed**' if new else 'ok'} | {now - self.last:.0f} | {found} |")
@@ -191,17 +191,17 @@ def version_problems(tag: str | None = None) -> list[str]:
 
 def find_pythons() -> list[Path]:
     """Return an interpreter of each supported minor version, from PATH or from pyenv, oldest first."""
-    found = []
+    pythons = []
     for minor in MINORS:
         pyenv = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3.{minor}"))
         on_path = shutil.which(f"python3.{minor}")
         for python in [*pyenv, *([Path(on_path)] if on_path else [])]:
             if command([python, "-c", "import venv, ensurepip"]).returncode == 0:
-                found.append(python)
+                pythons.append(python)
                 break
-    if not found:
+    if not pythons:
         raise SystemExit("no python3.10 or later on PATH: name one with --python")
-    return found
+    return pythons
 
 
 def minor_version(python: Path) -> tuple[int, int]:
@@ -272,8 +272,8 @@ def wheel_problems(distribution: Distribution, wheel: Path) -> list[str]:
     problems = [f"{name} is missing" for name in sorted(wanted - inside)]
     outside = sorted(name for name in members - inside if ".dist-info/" not in name)
     if len(libraries) != 1 or outside:
-        found = [*sorted(libraries), *outside]
-        problems.append(f"expected one library and no file outside {package}/, got {found}")
+        surplus = [*sorted(libraries), *outside]
+        problems.append(f"expected one library and no file outside {package}/, got {surplus}")
     problems += [f"{name} does not belong there" for name in sorted(inside - wanted) if FORBIDDEN_INSIDE.search(name)]
     if f"\nVersion: {distribution.version}\n" not in text:
         problems.append(f"METADATA does not say version {distribution.version}")

@@ -89,12 +89,12 @@ def main() -> int:
         os.chdir("/")
     for problem in problems:
         print(problem, file=sys.stderr)
-    found = {
+    results = {
         "python": sys.version.split()[0], "commands": len(CASES), "failed": len(problems),
         "import_s": round(import_s, 4), "torch": _version("torch"),
         "installed_bytes": {name: _installed_bytes(name) for name in ("laconic", "laconic-lab")},
     }  # fmt: skip
-    print(json.dumps(found))
+    print(json.dumps(results))
     return int(bool(problems))
 
 

@@ -149,8 +149,8 @@ def verdict(spec: str, optimizer: Optimizer | Moments) -> str | None:
     "Attach 'ef|topk:0.01', which sends it later."
     """
     memory = optimizer if isinstance(optimizer, str) else moments(optimizer)
-    found = None if memory is None else judge(spec, memory)
-    if memory is None or found is None:
+    harm = None if memory is None else judge(spec, memory)
+    if memory is None or harm is None:
         return None
     subject = {
         "none": "gradients",
@@ -158,7 +158,7 @@ def verdict(spec: str, optimizer: Optimizer | Moments) -> str | None:
         "adam": "an optimizer with Adam's moments",
     }
     advice = _advice(spec, optimizer, memory)
-    return f"{spec!r} does not suit {subject[memory]}: {found.cause}, and {found.effect}. {advice}"
+    return f"{spec!r} does not suit {subject[memory]}: {harm.cause}, and {harm.effect}. {advice}"
 
 
 def unremembered_bias(spec: str) -> str | None:
@@ -197,11 +197,11 @@ def known_loss(spec: str, memory: Moments | None = None) -> str:
         against = judge(spec, memory)
         return "none known" if against is None else against.loss
     names: dict[Moments, str] = {"none": "SGD", "momentum": "momentum", "adam": "Adam"}
-    found = {name: verdict.loss for memory, name in names.items() if (verdict := judge(spec, memory)) is not None}
-    if not found:
+    losses = {name: verdict.loss for memory, name in names.items() if (verdict := judge(spec, memory)) is not None}
+    if not losses:
         return "none known"
-    loss = next(iter(found.values()))  # a codec does the same to all of them
-    return loss if len(found) == len(names) else f"{loss} ({', '.join(found)})"
+    loss = next(iter(losses.values()))  # a codec does the same to all of them
+    return loss if len(losses) == len(names) else f"{loss} ({', '.join(losses)})"
 
 
 def _kinds(spec: str) -> Iterator[Kind]:

@@ -60,13 +60,13 @@ def slots(rank: int, step: int) -> list[tuple[str, torch.Tensor]]:
 
 
 def means(reduction: TwoShot | Reducer, rank: int, device: str, steps: int) -> list[torch.Tensor]:
-    found = []
+    results = []
     for step in range(steps):
         tensors = [(name, x.to(device)) for name, x in slots(rank, step)]
         reduction.reduce_all(tensors)
-        found += [x.cpu() for _, x in tensors]
+        results += [x.cpu() for _, x in tensors]
     reduction.settle()
-    return found
+    return results
 
 
 def compare(spec: str, steps: int, rank: int, world: int) -> dict[str, Any]:
@@ -77,11 +77,11 @@ def compare(spec: str, steps: int, rank: int, world: int) -> dict[str, Any]:
         on_device = Reducer(spec, nonfinite="spread") if by_sums else TwoShot(spec, on_device=True)
         if isinstance(on_device, TwoShot):
             assert on_device.stays_on(torch.device(DEVICE))
-        found = means(on_device, rank, DEVICE, steps)
+        device_means = means(on_device, rank, DEVICE, steps)
     state, expected_state = on_device.state_dict(), by_host.state_dict()
     return {
-        "means": all(laws.same_bits(x, y) for x, y in zip(found, expected, strict=True)),
-        "nan": int(torch.isnan(found[3]).sum()),
+        "means": all(laws.same_bits(x, y) for x, y in zip(device_means, expected, strict=True)),
+        "nan": int(torch.isnan(device_means[3]).sum()),
         "state": sorted(state) == sorted(expected_state)
         and all(torch.equal(state[key].cpu(), expected_state[key]) for key in state),
         "counts": [

@@ -83,12 +83,12 @@ def test_each_seed_of_a_training_is_a_line_of_its_own() -> None:
 def fsdp_records(valid: bool) -> list[Record]:
     common = {"nodes": 2, "shards": 2}
     steps = [("hsdp", "HSDP", 1.0, 4e6), ("laconic ef|qsgd:4", "`ef|qsgd:4`", 0.25, 5e5)]
-    found = [
+    records = [
         record("bench.fsdp", link="100mbit", way=way, title=title, step_s=seconds, step_speed_up=1.0 / seconds,
                node_nbytes_per_step=sent, valid=valid, **common)
         for way, title, seconds, sent in steps
     ]  # fmt: skip
-    return found + [
+    return records + [
         record("bench.fsdp.loss", way=way, title=title, loss=loss, curve=[[1, 3.0], [2, loss]], **common)
         for (way, title, _, _), loss in zip(steps, (2.50, 2.51), strict=True)
     ]

@@ -24,8 +24,8 @@ PLAIN = run("1", 8000.0, 92.0, 8.0)
 def top_of(*records: Record) -> str:
     """Return the texts at the top of the page about these Records, without tags."""
     text = build(records).html
-    found = re.search(r'<section id="verdicts">(.*?)</section>', text, re.S)
-    return re.sub("<[^>]*>", "", found[1]) if found else ""
+    match = re.search(r'<section id="verdicts">(.*?)</section>', text, re.S)
+    return re.sub("<[^>]*>", "", match[1]) if match else ""
 
 
 def test_fastest_run_within_the_limit_is_recommended_with_its_loss() -> None:

@@ -221,10 +221,10 @@ def _warn_about_codec(job: Job) -> None:
     """Warn about gradients that adaptive optimizers were seen not to bear; SGD's methods are those of the study."""
     from laconic.suitability import ALTERNATIVES, judge
 
-    found = judge(job.push, "adam" if job.optimizer == "adamw" else "momentum") if job.optimizer != "sgd" else None
-    if found is not None:
+    harm = judge(job.push, "adam" if job.optimizer == "adamw" else "momentum") if job.optimizer != "sgd" else None
+    if harm is not None:
         print_stderr(
-            f"laconic: --push {job.push!r} does not suit {job.optimizer}: {found.cause}, and {found.effect}. Use "
+            f"laconic: --push {job.push!r} does not suit {job.optimizer}: {harm.cause}, and {harm.effect}. Use "
             f"{' or '.join(ALTERNATIVES)}"
         )
 

@@ -54,13 +54,13 @@ class Candidate:
     @classmethod
     def parse(cls, text: str, every: int = 1) -> Candidate:
         """Return the candidate of a label; ``every`` holds for labels without ``local``."""
-        found = _LOCAL.fullmatch(text.strip())
-        if found is None:
+        match = _LOCAL.fullmatch(text.strip())
+        if match is None:
             check_specs([text])
             return cls(text, every)
-        options = {name: int(value) for name, value in re.findall(r",(\w+)=(\d+)", found[2])}
-        check_specs([found[3]])
-        return cls(found[3], int(found[1]), **options, local=True)
+        options = {name: int(value) for name, value in re.findall(r",(\w+)=(\d+)", match[2])}
+        check_specs([match[3]])
+        return cls(match[3], int(match[1]), **options, local=True)
 
     @classmethod
     def of(cls, evidence: Evidence) -> Candidate:

@@ -123,7 +123,7 @@ class Evidence:
 
 
 def counting(
-    found: Sequence[Evidence], *, every: int, model: str | None, numel: int, workers: int
+    trainings: Sequence[Evidence], *, every: int, model: str | None, numel: int, workers: int
 ) -> Evidence | None:  # fmt: skip
     """Return the training that gave up most among those of one codec that count for a model; None if none does.
 
@@ -139,8 +139,8 @@ def counting(
         )  # fmt: skip
         return None if place < 0 else among[place]
 
-    own = worst([one for one in found if one.model == model])
-    return own if own is not None else worst(found)
+    own = worst([one for one in trainings if one.model == model])
+    return own if own is not None else worst(trainings)
 
 
 def default_optimizer(family: str | None) -> str | None:

@@ -46,7 +46,7 @@ def _verdicts(runs: Sequence[Run]) -> list[Verdict]:
     groups: dict[str, list[Run]] = {}
     for run, baseline in zip(runs, (baselines(runs)[run.label] for run in runs), strict=True):
         groups.setdefault(baseline.label, []).append(run)
-    found = []
+    verdicts = []
     for label, group in groups.items():
         baseline = next(run for run in group if run.label == label)
         candidates = {run.label: _candidate(run, baseline) for run in group}

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from laconic.cluster import checkpoint, malloc
 from laconic.errors import ConfigError, FileError
-from laconic.optim import make_optimizer
 from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, SUMMARY, Config, server_file, trainable, write_atomically
 from laconic.train.supervision import end_with_launcher, is_supervised
 from laconic.watch.events import EventLog
@@ -163,7 +162,7 @@ def _core(
     parameters = {name: x.clone() for name, x in config.parts(trainable(task.model))[index].items()}
     subspaces = config.subspace_state(task)
     job = config.job
-    optimizer = make_optimizer(job.optimizer, momentum=job.momentum, weight_decay=job.weight_decay)
+    optimizer = job.make_optimizer()
     checkpoints = checkpoint.Folder(run_dir / server_file(CHECKPOINTS, index))
     core = Core(
         config.job, parameters, optimizer, config.rates(), on_event, exchanges=config.exchanges,

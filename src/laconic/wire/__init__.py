@@ -6,6 +6,7 @@ sliced, and nothing is allocated.
 
 from __future__ import annotations
 
+from laconic.wire.alignment import ALIGN, align, body_nbytes
 from laconic.wire.bundle import (
     MAX_NAME,
     MAX_PACKETS,
@@ -16,7 +17,7 @@ from laconic.wire.bundle import (
     unpack_bundle,
 )
 from laconic.wire.frame import FrameArena, FramePlan, frame_nbytes, pack, seal, unpack
-from laconic.wire.header import ALIGN, DTYPES, MAX_NUMEL, WIDE, Buffer, align, as_bytes, body_nbytes
+from laconic.wire.header import DTYPES, MAX_NUMEL, WIDE, Buffer, as_bytes
 from laconic.wire.template import FrameTemplate
 
 __all__ = [

@@ -12,20 +12,9 @@ from torch import Tensor
 from laconic._core import bytes_at, crc32c, set_bytes, zero_bytes
 from laconic.errors import ConfigError, FrameError, InputError
 from laconic.packet import Packet, TensorSpec
+from laconic.wire.alignment import align, aligned_parts, body_nbytes
 from laconic.wire.frame import FrameArena, FramePlan, seal
-from laconic.wire.header import (
-    BUNDLE,
-    CRC,
-    MAGIC,
-    VERSION,
-    Buffer,
-    align,
-    aligned_parts,
-    as_bytes,
-    body_nbytes,
-    check_start,
-    with_checksum,
-)
+from laconic.wire.header import BUNDLE, CRC, MAGIC, VERSION, Buffer, as_bytes, check_start, with_checksum
 
 __all__ = ["MAX_NAME", "MAX_PACKETS", "BundleWriter", "bundle_header", "is_bundle", "pack_bundle", "unpack_bundle"]
 

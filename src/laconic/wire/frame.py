@@ -12,8 +12,8 @@ from torch import Tensor
 from laconic._core import bytes_at, crc32c, read_frame, set_bytes, zero_bytes
 from laconic.errors import ConfigError, FrameError, InputError
 from laconic.packet import Packet, TensorSpec, has_huge_strides, tensor_spec
+from laconic.wire.alignment import ALIGN, align, aligned_parts, body_nbytes
 from laconic.wire.header import (
-    ALIGN,
     BUNDLE,
     CRC,
     DTYPES,
@@ -25,10 +25,7 @@ from laconic.wire.header import (
     MAX_SPEC,
     WIDE,
     Buffer,
-    align,
-    aligned_parts,
     as_bytes,
-    body_nbytes,
     check_start,
     frame_header,
     header_nbytes,

@@ -11,13 +11,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from laconic._core import byte_view, bytes_at, crc32c_of
+from laconic._core import byte_view, crc32c_of
 from laconic.errors import ConfigError, FrameError, InputError
 from laconic.packet import EXACT, Packet, TensorSpec
+from laconic.wire.alignment import align
 
 __all__ = [
-    "ALIGN", "BUNDLE", "CRC", "DTYPES", "FIXED", "MAGIC", "MAX_DIM", "MAX_DIMS", "MAX_NUMEL", "MAX_SECTIONS",
-    "MAX_SPEC", "VERSION", "WIDE", "Buffer", "align", "aligned_parts", "as_bytes", "body_nbytes", "check_start",
+    "BUNDLE", "CRC", "DTYPES", "FIXED", "MAGIC", "MAX_DIM", "MAX_DIMS", "MAX_NUMEL", "MAX_SECTIONS",
+    "MAX_SPEC", "VERSION", "WIDE", "Buffer", "as_bytes", "check_start",
     "frame_header", "header_nbytes", "is_wide", "numbers_struct", "with_checksum",
 ]  # fmt: skip
 
@@ -31,7 +32,6 @@ MAGIC: Final = b"LACO"
 VERSION: Final = 1
 BUNDLE: Final = 1
 WIDE: Final = 2
-ALIGN: Final = 16
 MAX_NUMEL: Final = 1 << 34
 MAX_DIMS: Final = 16
 MAX_DIM: Final = 1 << 48
@@ -46,21 +46,8 @@ DTYPES: Final = dict(zip((1, 2, 3, 4, 16, 17, 18, 19, 20, 21), EXACT, strict=Tru
 DTYPE_CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
 
 
-def align(nbytes: int) -> int:
-    """Round up to a multiple of 16, where sections, and the frames of a bundle, start."""
-    return (nbytes + ALIGN - 1) & -ALIGN
-
-
 def header_nbytes(codec: str, ndim: int, num_sections: int, wide: bool) -> int:
     return align(FIXED.size + (8 if wide else 4) * (ndim + num_sections) + len(codec) + CRC.size)
-
-
-def body_nbytes(sections: Sequence[int]) -> int:
-    """Return the bytes of consecutive parts, each of which starts at a multiple of 16."""
-    total = 0
-    for nbytes in sections:
-        total = align(total) + nbytes
-    return total
 
 
 def is_wide(spec: TensorSpec, payload: int) -> bool:
@@ -106,15 +93,3 @@ def as_bytes(blob: Buffer) -> Tensor:
         return byte_view(blob)
     except (TypeError, BufferError) as error:
         raise InputError(f"expected bytes or a uint8 tensor, got {type(blob).__name__}") from error
-
-
-def aligned_parts(data: Tensor, offset: int, lengths: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return views of consecutive parts, each of which starts at a multiple of 16; the padding must be zero."""
-    address, sizes = data.data_ptr(), [offset]
-    for nbytes in lengths:
-        gap = -offset & (ALIGN - 1)
-        if gap and bytes_at(address + offset, gap).strip(b"\0"):
-            raise FrameError("the padding between sections must be zero")
-        sizes += [gap, nbytes]
-        offset += gap + nbytes
-    return tuple(data.split_with_sizes(sizes)[2::2])

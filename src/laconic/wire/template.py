@@ -7,7 +7,8 @@ from typing import Final
 
 from laconic._core import bytes_at, crc32c, crc32c_of, set_bytes
 from laconic.packet import Packet, TensorSpec
-from laconic.wire.header import ALIGN, CRC, FIXED, align, body_nbytes, frame_header, is_wide
+from laconic.wire.alignment import ALIGN, align, body_nbytes
+from laconic.wire.header import CRC, FIXED, frame_header, is_wide
 
 __all__ = ["FrameTemplate"]
 

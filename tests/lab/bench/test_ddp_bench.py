@@ -53,10 +53,15 @@ def test_training_is_judged_by_accuracy_and_time() -> None:
         "rate": "100mbit", "ranks": 2, "model": "lenet5", "data": "mnist", "links": [], "epochs": 1, "batch": 8,
         "iterations": 9, "plain_accuracy": 98.0, "command": "c", "failed": None, "sent_nbytes_per_step": None,
     }  # fmt: skip
-    found = [("ddp", 98.0, 9.0), ("fp16", 97.9, 6.0), ("laconic ef|thc:4", 97.8, 2.5), ("laconic ef|sign", 97.0, None)]
+    runs = [
+        ("ddp", 98.0, 9.0),
+        ("fp16", 97.9, 6.0),
+        ("laconic ef|thc:4", 97.8, 2.5),
+        ("laconic ef|sign", 97.0, None),
+    ]
     records = [
         Record("bench.ddp.train", common | {"way": way, "accuracy": accuracy, "train_s": 9.0, "reached_s": reached})
-        for way, accuracy, reached in found
+        for way, accuracy, reached in runs
     ]
     (table,) = ddp_tables(records)
     assert table.name == "ddp-train-100mbit-2" and [met for met, _ in table.verdicts] == [True, False, True]

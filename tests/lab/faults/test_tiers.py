@@ -83,9 +83,9 @@ def test_packets_of_several_targets_run_at_the_same_time(tmp_path: Path, monkeyp
 
 
 def test_cases_of_tier_3_have_every_fault_mode_and_method() -> None:
-    found = cases(TIERS[3].scenarios)
-    assert found[:50] == cases(50) and len(set(found)) == len(found) == 1120
-    kinds = Counter((case.fault, case.mode, case.method) for case in found)
+    all_cases = cases(TIERS[3].scenarios)
+    assert all_cases[:50] == cases(50) and len(set(all_cases)) == len(all_cases) == 1120
+    kinds = Counter((case.fault, case.mode, case.method) for case in all_cases)
     assert {(fault, mode, method) for fault in FAULTS for mode in MODES for method in LEDGER_METHODS} <= kinds.keys()
     assert min(kinds[TRAINING, "sync", method] for method in METHODS) >= 20
     assert all(kinds[name, mode, "1"] >= 17 for name, one in MEMBERS.items() for mode in one.modes)

@@ -221,12 +221,12 @@ def run_steps(
         for spec in specs:
             tell(spec)
             local = spec.startswith(LOCAL)
-            found = bench.exchange_locally(spec.removeprefix(LOCAL)) if local else bench.compare(spec)
+            measured = bench.exchange_locally(spec.removeprefix(LOCAL)) if local else bench.compare(spec)
             values = {
                 "command": settings.command(specs), "model": settings.model, "examples": bench.workload.examples,
                 "batch": bench.workload.inputs.shape[0], "spec": spec.removeprefix(LOCAL), "values": bench.values,
                 "repeat": settings.repeat, "compiled": settings.compiled, "accumulate": settings.accumulate,
-                "graphs": settings.graphs, **found,
+                "graphs": settings.graphs, **measured,
             }  # fmt: skip
             records.append(Record(f"bench.device.{'local' if local else 'step'}", values, settings.seed))
             keep(records)

@@ -126,17 +126,17 @@ def _soak(seconds: float, every: float, seed: int, record: Path | None, json: bo
         def tell(done: int, total: int) -> None:
             bar.update(shown, completed=done, total=total, description=f"exchange {done}")
 
-        found = soak(seconds, every=every, seed=seed, tell=tell)
+        run = soak(seconds, every=every, seed=seed, tell=tell)
     if record is not None:
-        records.write([records.Record("faults.soak", asdict(found), seed=seed)], record)
+        records.write([records.Record("faults.soak", asdict(run), seed=seed)], record)
     if json:
-        print_json(asdict(found))
+        print_json(asdict(run))
     else:
-        print(f"{found.done} exchanges of 4 workers in {found.seconds:.0f} s with {found.faults} faults; memory "
-              f"{show_bytes(found.rss[0])}, later {show_bytes(found.rss[1])}; open files {found.descriptors[0]}, later "
-              f"{found.descriptors[1]}; threads {found.threads[0]}, later {found.threads[1]}")  # fmt: skip
-    if found.broken is not None:
-        raise LaconicError(found.broken)
+        print(f"{run.done} exchanges of 4 workers in {run.seconds:.0f} s with {run.faults} faults; memory "
+              f"{show_bytes(run.rss[0])}, later {show_bytes(run.rss[1])}; open files {run.descriptors[0]}, later "
+              f"{run.descriptors[1]}; threads {run.threads[0]}, later {run.threads[1]}")  # fmt: skip
+    if run.broken is not None:
+        raise LaconicError(run.broken)
 
 
 def _tier(number: int, parts: str, jobs: int, limit: float | None, path: Path, json: bool) -> None:
@@ -154,7 +154,7 @@ def _tier(number: int, parts: str, jobs: int, limit: float | None, path: Path, j
         found = run_tier(tier, path, asked, tell=tell, jobs=jobs, limit_s=limit)
     broken = [text for summary in found.values() for text in summary.broken]
     if json:
-        print_json({"tier": number, "records": str(path), "parts": [asdict(one) for one in found.values()]})
+        print_json({"tier": number, "records": str(path), "parts": [asdict(one) for one in summaries.values()]})
     else:
         table = Table("part", "goal", "done", "broken", "broken before", "from", "to")
         for part, summary in found.items():

@@ -89,7 +89,7 @@ def summarise(records: Sequence[Record]) -> dict[str, PartSummary]:
 
 def latest(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the Records that count: the last one of each piece, by part."""
-    return {part: list(found.values()) for part, found in _latest(records).items()}
+    return {part: list(of_part.values()) for part, of_part in _latest(records).items()}
 
 
 def _latest(records: Sequence[Record]) -> dict[str, dict[tuple[Any, ...], Record]]:
@@ -252,8 +252,8 @@ def _soak_pieces(goal: int) -> Iterator[Piece]:
 
 
 def _run_soak(piece: Piece) -> Record:
-    found = soak(piece["exchanges"] * ROUND_S, every=SOAK_EVERY, seed=piece["seed"])
-    return Record("faults.soak", asdict(found), seed=piece["seed"])
+    outcome = soak(piece["exchanges"] * ROUND_S, every=SOAK_EVERY, seed=piece["seed"])
+    return Record("faults.soak", asdict(outcome), seed=piece["seed"])
 
 
 def _idle_pieces(goal: int) -> Iterator[Piece]:
@@ -262,8 +262,8 @@ def _idle_pieces(goal: int) -> Iterator[Piece]:
 
 
 def _run_idle(piece: Piece) -> Record:
-    found = run_idle(piece["kind"])
-    return Record("faults.idle", asdict(found) | {"slower": found.slower}, seed=piece["seed"])
+    outcome = run_idle(piece["kind"])
+    return Record("faults.idle", asdict(outcome) | {"slower": outcome.slower}, seed=piece["seed"])
 
 
 _PIECES: Mapping[str, Callable[[int], Iterator[Piece]]] = {

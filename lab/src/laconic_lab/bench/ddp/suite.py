@@ -126,11 +126,11 @@ def _ranks(
                 return [], current
             if line is None:
                 raise LaconicError(f"a rank ended while measuring {current!r}; its error output is above")
-            told = json.loads(line)
-            if "results" in told:
-                results: list[dict[str, Any]] = told["results"]
+            message = json.loads(line)
+            if "results" in message:
+                results: list[dict[str, Any]] = message["results"]
                 return results, None
-            current, since = told["begin"], time.monotonic()
+            current, since = message["begin"], time.monotonic()
             tell(current)
 
 

@@ -122,19 +122,19 @@ def _results(
                 raise LaconicError(f"{label!r} did not finish in {limit:g} s") from None
             if line is None:
                 raise LaconicError(f"a rank ended while measuring {label!r}; its error output is above")
-            told = json.loads(line)
-            if "end" in told:
+            message = json.loads(line)
+            if "end" in message:
                 for each in (lines, *others):
                     with suppress(queue.Empty):
                         while each.get(timeout=END_S) is not None:
                             pass
                 return
-            if "result" in told:
-                yield left.pop(0), told["result"]
+            if "result" in message:
+                yield left.pop(0), message["result"]
                 limit, since = START_S, time.monotonic()
-            elif "begin" in told:
-                label = told["begin"]["way"]
+            elif "begin" in message:
+                label = message["begin"]["way"]
                 limit, since = settings.limit_s, time.monotonic()
                 tell(label)
-            elif told["step"] % 10 == 0:
-                tell(f"{label}, step {told['step']}")
+            elif message["step"] % 10 == 0:
+                tell(f"{label}, step {message['step']}")

@@ -216,19 +216,19 @@ def _in_processes(
             if line is None:
                 yield {"failed": "a rank ended; its error output is above"}
                 return
-            told = json.loads(line)
-            if "end" in told:
+            message = json.loads(line)
+            if "end" in message:
                 _wait_for_end([lines, *others])
                 return
-            if "result" in told:
-                yield told["result"]
+            if "result" in message:
+                yield message["result"]
                 limit, since = START_S, time.monotonic()
-            elif "begin" in told:
-                label = f"{ranks} ranks, {where}: {told['begin']['method']}"
+            elif "begin" in message:
+                label = f"{ranks} ranks, {where}: {message['begin']['method']}"
                 limit, since = run.settings.limit_s, time.monotonic()
                 run.tell(label)
-            elif told["step"] % 10 == 0:
-                run.tell(f"{label}, step {told['step']}")
+            elif message["step"] % 10 == 0:
+                run.tell(f"{label}, step {message['step']}")
 
 
 def _wait_for_end(lines: Sequence[queue.SimpleQueue[str | None]]) -> None:
