@@ -202,8 +202,8 @@ def _evidence(runs: Iterable[Run]) -> Iterator[Evidence]:
         for run in trained:
             if run.codec != PLAIN and (run.codec, run.every) != ("none", 1):
                 ways[run.codec, run.every, run.fragments, run.overlap, run.optimizer, run.outer].append(run)
-        for way in ways.values() if found else ():
-            yield _compared(found, _best_rate(way))
+        for way in ways.values() if plain else ():
+            yield _compared(plain, _best_rate(way))
 
 
 def _best_rate(runs: Sequence[Run]) -> list[Run]:

@@ -129,7 +129,7 @@ class Steps:
         print(f"{'FAIL' if new else 'ok  '} {now - self.last:6.1f} s  {step}: {summary}", flush=True)
         for problem in new:
             print(f"     {problem}", flush=True)
-        self.rows.append(f"| {step} | {'**failed**' if new else 'ok'} | {now - self.last:.0f} | {found} |")
+        self.rows.append(f"| {step} | {'**failed**' if new else 'ok'} | {now - self.last:.0f} | {summary} |")
         self.last = now
         self.write()
 

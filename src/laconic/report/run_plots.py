@@ -46,7 +46,7 @@ def _verdicts(runs: Sequence[Run]) -> list[Verdict]:
     groups: dict[str, list[Run]] = {}
     for run, baseline in zip(runs, (baselines(runs)[run.label] for run in runs), strict=True):
         groups.setdefault(baseline.label, []).append(run)
-    verdicts = []
+    decisions = []
     for label, group in groups.items():
         baseline = next(run for run in group if run.label == label)
         candidates = {run.label: _candidate(run, baseline) for run in group}
@@ -58,8 +58,8 @@ def _verdicts(runs: Sequence[Run]) -> list[Verdict]:
         workers = f"{baseline.workers} worker{'s' * (baseline.workers != 1)}"
         server = f"Parameter server, {' on '.join(words)}" if words else "Parameter server"
         situation = f"{server}, {workers}, on the link of these runs"
-        found.append(decide(situation, plain, others, f"{POINTS:g} point", any_link=True))
-    return found
+        decisions.append(decide(situation, plain, others, f"{POINTS:g} point", any_link=True))
+    return decisions
 
 
 def _candidate(run: Run, baseline: Run) -> Candidate | None:

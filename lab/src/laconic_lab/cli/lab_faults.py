@@ -151,13 +151,13 @@ def _tier(number: int, parts: str, jobs: int, limit: float | None, path: Path, j
             bar.update(shown, completed=done, total=goal, description=f"{part}: {done:,} of {goal:,}")
 
         asked = [part.strip() for part in parts.split(",")]
-        found = run_tier(tier, path, asked, tell=tell, jobs=jobs, limit_s=limit)
-    broken = [text for summary in found.values() for text in summary.broken]
+        summaries = run_tier(tier, path, asked, tell=tell, jobs=jobs, limit_s=limit)
+    broken = [text for summary in summaries.values() for text in summary.broken]
     if json:
         print_json({"tier": number, "records": str(path), "parts": [asdict(one) for one in summaries.values()]})
     else:
         table = Table("part", "goal", "done", "broken", "broken before", "from", "to")
-        for part, summary in found.items():
+        for part, summary in summaries.items():
             table.add_row(part, f"{getattr(tier, part):,}", f"{summary.done:,}", str(len(summary.broken)),
                           str(len(summary.repeated)), summary.first or "", summary.last or "")  # fmt: skip
         stdout_console().print(table, markup=False)
