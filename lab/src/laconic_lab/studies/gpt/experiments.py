@@ -98,7 +98,7 @@ def ablations() -> Iterator[Setting]:
 
 def at_equal_bytes() -> Iterator[Setting]:
     """Yield ways to spend about 1/2,000 of the bytes, and then about 1/500, beside signs every 64 or 16 steps."""
-    factor = {"outer_lr": 1.5}
+    factor: dict[str, Any] = {"outer_lr": 1.5}
     yield streamed(64, pace="late", **factor)
     for every, codec in (
         (37, "topk:0.1,code=rans|sign"), (49, "topk:0.15,code=rans|sign"), (69, "topk:0.25,code=rans|sign"),

@@ -168,14 +168,16 @@ def _lengthened(mean: Tensor, sent: Tensor, exponent: float) -> Tensor:
         sent: [workers, slots, values].
     """
     norm = torch.linalg.vector_norm(mean, dim=1).clamp(min=torch.finfo(mean.dtype).tiny)
-    return mean * (torch.linalg.vector_norm(sent, dim=2).mean(0) / norm).pow(exponent)[:, None]
+    ratio: Tensor = torch.linalg.vector_norm(sent, dim=2).mean(0) / norm
+    return mean * ratio.pow(exponent)[:, None]
 
 
 def _flattened(matrices: Tensor) -> Tensor:
     """Return matrices with the singular vectors and the norm of the given ones, and nearly equal singular values."""
     norm = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
     flat = orthogonalized(matrices).float()
-    return flat * (norm / torch.linalg.vector_norm(flat, dim=(1, 2), keepdim=True).clamp(min=1e-7))
+    scale: Tensor = norm / torch.linalg.vector_norm(flat, dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    return flat * scale
 
 
 def _exchanges_by_step(setting: Setting) -> list[float]:
