@@ -1,4 +1,4 @@
-"""The fuzz target of text files that somebody else wrote: Records, run folders, profiles, evidence, files of tune."""
+"""The fuzz target of untrusted text files: Records, run folders, profiles, evidence, files of tune."""
 
 from __future__ import annotations
 

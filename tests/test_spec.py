@@ -208,7 +208,7 @@ def test_unknown_nonfinite_option_raises_config_error():
 
 @dataclass(frozen=True)
 class Doubled(BF16):
-    """A stage of somebody else's: bfloat16 of the double."""
+    """A stage of another package: bfloat16 of the double."""
 
     factor: int = 2
 
@@ -221,7 +221,7 @@ class Doubled(BF16):
 
 @dataclass(frozen=True)
 class Reversed(Coder):
-    """A coder of somebody else's: symbols as bytes, the last one first."""
+    """A coder of another package: symbols as bytes, the last one first."""
 
     name, example = "reversed", "qsgd:4|reversed"
     summary = "a test coder"

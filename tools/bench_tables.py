@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from laconic.errors import FileError
@@ -10,6 +11,7 @@ from laconic.records import Record
 from laconic.report import compare
 from laconic.report.summary import WORDS
 from laconic.tables import Table
+from laconic.train.methods import METHODS
 from laconic_lab.bench.cluster import ClusterTable, tables
 from laconic_lab.bench.codec_results import GAUSSIAN, JUDGED_NUMEL, SMALL_LIMIT_US, floors_of
 from laconic_lab.bench.ddp import ddp_tables
@@ -93,8 +95,9 @@ DEMO_COLUMNS = (WORDS, "accuracy %", "kB per iteration", "total s")
 
 
 def demo_table(runs: Sequence[Record]) -> str:
-    """Return the training methods of a demo side by side."""
-    first, table = runs[0], compare(runs)
+    """Return the training methods of a demo side by side, with the present descriptions of these methods."""
+    described = [replace(run, values={**run.values, "what": _description(run)}) for run in runs]
+    first, table = described[0], compare(described)
     of_baseline = next(column for column in table.columns if column.startswith("of method"))
     wanted = [column for column in (*DEMO_COLUMNS[:-1], of_baseline, DEMO_COLUMNS[-1]) if column in table.columns]
     places = [list(table.columns).index(column) for column in wanted]
@@ -107,6 +110,11 @@ def demo_table(runs: Sequence[Record]) -> str:
         "received; seconds are those of the slowest worker. One run each: small differences are chance. Measured by "
         f"`{first.values['command']}`."
     )
+
+
+def _description(run: Record) -> Any:
+    """Return what a run's method does: a Record keeps the words of its time."""
+    return METHODS[run.values["method"]][0] if run.values["method"] in METHODS else run.values["what"]
 
 
 def codec_tables(records: Sequence[Record]) -> str:

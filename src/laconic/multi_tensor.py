@@ -1,7 +1,7 @@
 """Frames of many tensors on a GPU by one launch, one copy and one wait, and the same for decoding.
 
 Encoded slot by slot, the gradients of a model cost mostly launches and waits. The frames are byte for byte the same.
-This needs a codec whose sections have fixed sizes and whose value stage has multi-tensor kernels; ``supports`` tells.
+This needs a codec whose sections have fixed sizes and whose value stage has multi-tensor kernels; see ``supports``.
 Frames have the same layout on the device and on the host, so that one copy moves all sections; headers and checksums
 are written on the host.
 """

@@ -95,7 +95,7 @@ _MOMENTUM_STATE = {"exp_avg", "momentum_buffer", "momentum", "velocity"}
 def moments(optimizer: Optimizer) -> Moments | None:
     """Return what an optimizer remembers of earlier gradients: by its class, its options, and its state after a step.
 
-    None if nothing tells.
+    None if it is unknown.
     """
     names = [kind.__name__.lower() for kind in type(optimizer).__mro__]
     if any(part in name for name in names for part in _ADAM):

@@ -88,7 +88,7 @@ def show_time(seconds: float) -> str:
 
 
 def show_bytes(nbytes: float) -> str:
-    """Return a number of bytes for people.
+    """Format a number of bytes.
 
     >>> show_bytes(12), show_bytes(1500), show_bytes(2.5e9)
     ('12 B', '1.5 kB', '2.5 GB')

@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: one line on stderr in bounded time, no traceback, no control codes in a terminal."""
+"""Untrusted files: one line on stderr in bounded time, no traceback, no control codes in a terminal."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def bad_member() -> Iterator[Any]:
                 release.wait(10 * TIMEOUT)
 
         calls.append(channel.stream_stream(RPC_PATHS[name])(stream(), timeout=10 * TIMEOUT))
-        return calls[-1]  # gRPC cancels a call that nobody refers to
+        return calls[-1]  # gRPC cancels a call without references
 
     def new_channel(server: Server) -> Any:
         options = (*GRPC_OPTIONS, *SMALL_WINDOW, ("grpc.use_local_subchannel_pool", 1))

@@ -106,7 +106,7 @@ class MeanAccumulator:
 
 
 class SenderMeanAccumulator(MeanAccumulator):
-    """Means over those who sent: each value is divided by the number of frames that hold it, and not by all senders.
+    """Means over senders: each value is divided by the number of frames that hold it, and not by all senders.
 
     A value that no frame holds is zero.
     """

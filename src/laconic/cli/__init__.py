@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End the process at once. After Ctrl-C nobody waits until torch has been taken down: everything is closed."""
+    """End the process at once, without the seconds that torch takes to shut down: everything is closed."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -97,7 +97,7 @@ def print_summary(summary: Summary, output: Path, ratio_heading: str, ratio: str
 
 
 def _exemptions(summary: Summary, codec: str) -> list[str]:
-    """Return one line for each reason why tensors have another codec than the one asked for."""
+    """Return one line for each reason why tensors have another codec than the requested one."""
     counts = Counter((entry.codec, entry.note) for entry in summary.entries if entry.note)
     return [
         f"{other} instead of {codec}: {'1 tensor that' if count == 1 else f'{count} tensors, each of which'} {note}"

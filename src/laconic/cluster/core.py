@@ -216,7 +216,7 @@ class Core:
             self._members.session(worker, incarnation)
 
     def leave(self, worker: int, incarnation: int | None = None) -> None:
-        """A worker has left for good: nobody waits for it where a job can do without it.
+        """Remove a worker that does not come back; where a job can do without it, the others stop waiting for it.
 
         Args:
             incarnation: The process that leaves; the current one by default.

@@ -99,7 +99,7 @@ class Membership:
         return self.sessions[worker]
 
     def check_incarnation(self, worker: int, incarnation: int) -> None:
-        """Raise if an incarnation lies in the future: no later one of this worker would be accepted."""
+        """Raise if an incarnation is in the future: no later one of this worker would be accepted."""
         ahead = (incarnation - incarnation_now()) / 1000
         if ahead > MAX_SECONDS_AHEAD:
             raise RefusedError(
@@ -109,7 +109,7 @@ class Membership:
             )
 
     def saved_incarnations(self) -> list[int]:
-        """Return the incarnations for a checkpoint, none of which lies in the future."""
+        """Return the incarnations for a checkpoint, none of which is in the future."""
         return [min(session.incarnation, incarnation_now()) for session in self.sessions]
 
     def restore_incarnations(self, saved: Iterable[int]) -> None:
@@ -148,4 +148,4 @@ class Membership:
 
 
 def listed(workers: Iterable[int]) -> str:
-    return ", ".join(map(str, workers)) or "nobody"
+    return ", ".join(map(str, workers)) or "none"

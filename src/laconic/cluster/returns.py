@@ -1,6 +1,6 @@
 """What a server sends back: ``weights``, ``delta``, ``gradients`` or ``sum``, one object each.
 
-A job chooses its object once (``Job.reply_kind``). The object knows what follows from the choice: who runs the
+A job chooses its object once (``Job.reply_kind``). The object knows what follows from the choice: which side runs the
 optimizer, how large frames can be, and how an update becomes frames.
 """
 

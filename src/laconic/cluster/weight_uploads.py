@@ -1,4 +1,4 @@
-"""Weight uploads of jobs with ``returns=sum``: who needs the weights, which worker uploads them, and what is kept."""
+"""Weight uploads of jobs with ``returns=sum``: requests for weights, the choice of a worker, and the uploads kept."""
 
 from __future__ import annotations
 

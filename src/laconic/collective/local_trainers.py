@@ -105,7 +105,7 @@ def local_trainer(trainer: Any, **options: Any) -> TrainerLocalSGD:
         resumed[0] = resume_from_checkpoint or trainer.args.resume_from_checkpoint
         return train(resume_from_checkpoint, *args, **kwargs)
 
-    trainer.train = noting_train  # callbacks are not told which checkpoint is resumed
+    trainer.train = noting_train  # callbacks do not receive the checkpoint that is resumed
 
     class LaconicLocalCallback(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

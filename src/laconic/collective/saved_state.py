@@ -1,4 +1,4 @@
-"""Checks of saved states: a state may come from a file that somebody else wrote."""
+"""Checks of saved states, which may come from untrusted files."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class OtherProcesses:
         self._last = self._read()
 
     def share(self) -> float | None:
-        """Return the share since the last call, or since the start; None where the system does not tell."""
+        """Return the share since the last call, or since the start; None where the system does not report it."""
         before, self._last = self._last, self._read()
         if before is None or self._last is None:
             return None

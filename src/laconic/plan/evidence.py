@@ -1,8 +1,8 @@
 """Evidence: what trainings by a codec gave up beside the same training without one, from Records.
 
 ``make docs`` writes evidence.json from ``results/``; ``laconic tune`` measures evidence for a model of one's own. A
-codec without evidence may be fast, but nobody has seen what it does to such a model: ``laconic plan`` says so and does
-not recommend it.
+codec without evidence may be fast, but its effect on such a model is unknown: ``laconic plan`` says so and does not
+recommend it.
 """
 
 from __future__ import annotations

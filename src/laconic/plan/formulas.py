@@ -246,6 +246,6 @@ def worst_training(
 def keeps_quality(given_up: float, noise: float, give_up: float) -> bool:
     """Return whether a training gave up no more than allowed, apart from the noise between seeds.
 
-    The noise counts up to 0.25, and 0.05 in any case: no training here tells such a difference apart.
+    The noise counts up to 0.25, and 0.05 in any case: no training here resolves such a difference.
     """
     return given_up <= give_up + max(0.05, min(noise, 0.25))

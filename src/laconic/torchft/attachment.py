@@ -58,8 +58,8 @@ class TorchftAttachment:
     def name(self, source: Any) -> None:
         """Take slot names from a torchft DDP module or from the fragments of a DiLoCo; call it before the first step.
 
-        Without names, slots are told apart by their order, shape and dtype among the all-reduces of a step, which must
-        then be the same in every step. Parts of DDP buckets are then not told apart.
+        Without names, slots are distinguished by their order, shape and dtype among the all-reduces of a step, which
+        must then be the same in every step. Parts of DDP buckets are then not distinguished.
         """
         require_supported(source)
         if isinstance(source, DistributedDataParallel):

@@ -2,7 +2,7 @@
 
 torchft repeats a step that failed, with another quorum. What the failed attempt took out of the residuals must then be
 put back; but if the other replicas committed the step, they have this replica's frames, and nothing must be put back.
-The next quorum tells: a replica that missed a committed step is healed, and its step number jumps ahead.
+The next quorum shows which: a replica that missed a committed step is healed, and its step number jumps ahead.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ReplicaMemory:
         self._attempt: int | None = None
         """The step of the attempt under way."""
         self._undecided: int | None = None
-        """The step of a failed attempt, until the next quorum tells whether other replicas committed it."""
+        """The step of a failed attempt, until the next quorum shows whether other replicas committed it."""
         self._common: dict[str, Tensor] | None = None
         """Common memory received while healing, which is that of the beginning of the attempt."""
         self._checked = False
@@ -234,5 +234,5 @@ class ReplicaMemory:
 
 
 def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """Return what decides how slots are cut into shards, and who owns which."""
+    """Return what decides how slots are cut into shards, and which replica owns which."""
     return rank_in(group), size_of(group)

@@ -230,7 +230,7 @@ class _Processes:
             self._save_reports()
 
     def _wait(self, role: str, seconds: float) -> None:
-        """Wait for the processes of a role that have been told to end, and kill those that take longer."""
+        """Wait for the processes of a role that were signalled to end, and kill those that take longer."""
         until = time.monotonic() + seconds
         for name, process in self._processes.items():
             if name.startswith(role):

@@ -26,12 +26,12 @@ def _task(*widths: int) -> Built:
 
 
 def two_slots() -> Built:
-    """Two slots with next to nothing in them."""
+    """Two slots of a few values, for the cost of an exchange."""
     return _task(64, 10)
 
 
 def many_slots() -> Built:
-    """34 slots, as many as VGG-11 has, with next to nothing in them."""
+    """34 slots of a few values, as many as VGG-11 has, for the cost of a slot."""
     return _task(*[32] * 17, 10)
 
 

@@ -1,6 +1,6 @@
 """A worker: computes gradients, pushes them, applies the replies, and rejoins after a fault.
 
-Gradients are sent while backward runs: a hook tells a thread that a parameter's gradient is ready, and the thread
+Gradients are sent while backward runs: a hook notifies a thread that a parameter's gradient is ready, and the thread
 encodes and sends it. A step waits only for the rest of the communication after backward, the exposed part.
 
 A worker may have state that the server cannot restore: residuals of its channel, momentum of its local steps. It saves

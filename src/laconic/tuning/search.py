@@ -197,7 +197,7 @@ def family_of_model(model: nn.Module) -> str:
 
 
 def optimizer_name(optimizers: Sequence[torch.optim.Optimizer]) -> str:
-    """Return the name in ``OPTIMIZERS``; an optimizer that nothing tells of counts as adamw, which bears least."""
+    """Return the name in ``OPTIMIZERS``; an unknown optimizer counts as adamw, which tolerates least."""
     if any("muon" in type(one).__name__.lower() for one in optimizers):
         return "muon"
     memories = [moments(one) for one in optimizers]

@@ -38,7 +38,8 @@ class BenchSettings:
     def command(self) -> str:
         """Return the command line of this run, with the options that differ from their defaults."""
         words = ["laconic", "bench", self.NAME]
-        for field in sorted(fields(self), key=lambda field: field.name != self.ARGUMENTS):  # type: ignore[arg-type]
+        in_order = sorted(fields(self), key=lambda field: (field.name != self.ARGUMENTS, field.kw_only))  # type: ignore[arg-type]
+        for field in in_order:
             if getattr(self, field.name) != _default(field):
                 words += self._words(field.name, getattr(self, field.name))
         return shlex.join(words)

@@ -28,7 +28,7 @@ class IdleCalls:
     def __init__(self) -> None:
         self._released = threading.Event()
         self._channels: list[grpc.Channel] = []
-        self._calls: list[Any] = []  # gRPC cancels a call that nobody refers to
+        self._calls: list[Any] = []  # gRPC cancels a call without references
 
     def open(self, address: str, name: str, *messages: bytes, calls: int = 1, ends: bool = False) -> None:
         """Open calls on one connection. They send these messages and then nothing, and their answers are not read.

@@ -18,7 +18,7 @@ __all__ = ["IdleResult", "run_idle"]
 
 @dataclass(frozen=True)
 class IdleResult:
-    """The outcome.
+    """Step times of the calm and of the disturbed phases.
 
     Args:
         calm: Median seconds of a step in calm phases.

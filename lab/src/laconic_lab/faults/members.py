@@ -1,4 +1,4 @@
-"""Members that send well-formed messages and mean harm: overflowing and poisoned pushes, foreign uploads, a stolen key.
+"""Members that send well-formed, harmful messages: overflowing and poisoned pushes, foreign uploads, a stolen key.
 
 Each scenario is a small job with a real server and real sockets, like those of ``scenario``, but its pushes are not
 those of a ledger.
@@ -143,7 +143,7 @@ def _overflow(mode: str, rng: random.Random, folder: Path) -> None:
         refused = members.train(
             server, lambda worker, at: 3e38 if worker == poisoner and at >= step else 0.01 * (worker + 1)
         )
-    _require("diverged" in refused.values(), f"weights overflowed and no worker was told: {refused}")
+    _require("diverged" in refused.values(), f"weights overflowed and no worker received the error: {refused}")
     failure = members.core.failure or ""
     _require("--lr" in failure and "\n" not in failure, f"the job should end with one line, got {failure!r}")
     newest = checkpoint.load_latest(folder)
@@ -157,7 +157,7 @@ def _overflow(mode: str, rng: random.Random, folder: Path) -> None:
 
 
 def _poison(mode: str, rng: random.Random, folder: Path) -> None:
-    """One of five workers pushes poison in every round of a robust mean."""
+    """One of five workers pushes harmful gradients in every round of a robust mean."""
     after = rng.choice(("clipped", "median", "trimmed:1"))
     returns = rng.choice(("weights", "delta"))
     job = Job(workers=5, mode=mode, lr=1.0, momentum=0.0, after=after, checkpoint_every=4, returns=returns)
@@ -240,7 +240,7 @@ def _stolen_key(mode: str, rng: random.Random, folder: Path) -> None:
 
 
 class Member(NamedTuple):
-    """A kind of member.
+    """A kind of harmful member.
 
     Args:
         check: Function of mode, random numbers and an empty folder that raises ``InvariantError``.

@@ -185,7 +185,7 @@ def check_losses(method: str, folder: Path, seed: int) -> None:
     """Train while a worker is lost, and in two of three cases the server, too; check the invariants.
 
     Args:
-        seed: Chooses who is lost, when, and whether a push is delivered.
+        seed: Chooses which worker is lost, when, and whether a push is delivered.
     """
     rng = random.Random(seed)
     job, exchanges = job_of(method)

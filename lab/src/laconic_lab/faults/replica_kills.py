@@ -182,7 +182,7 @@ def kill_replicas(
                 while time.monotonic() - began < moment:
                     running.restart_ended()
                     time.sleep(0.05)
-                _wait_until(lambda: bool(running.expendable()), running)  # somebody must know the weights
+                _wait_until(lambda: bool(running.expendable()), running)  # one replica must have the weights
                 running.restart(rng.choice(running.expendable()), kill=True)
                 killed += 1
                 tell(killed, max(running.last_steps()))

@@ -79,7 +79,7 @@ def _folder() -> Path:
     folder = Path(tempfile.gettempdir()) / "laconic-lab"
     folder.mkdir(mode=0o700, exist_ok=True)
     info = folder.lstat()
-    # Root acts on the files in it, so nobody else may write there.
+    # Root acts on the files in it, so no other user may write there.
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
         raise FileError(f"{folder} belongs to another user, or others may write there: remove it, or set TMPDIR")
     return folder

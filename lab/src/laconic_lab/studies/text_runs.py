@@ -100,7 +100,7 @@ def train_each(
     """Train each setting with each seed, unless the log has its Record, and return all Records.
 
     Args:
-        train: Trains a setting with a seed, tells the number of each step, and returns what was measured.
+        train: Trains a setting with a seed, reports the number of each step, and returns what was measured.
         kind: Kind of the Records.
         known: Values of all Records, beside the setting's.
         iterations: Steps of each run instead of the setting's.

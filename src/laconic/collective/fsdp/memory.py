@@ -131,7 +131,7 @@ def _saved_integers(key: str, x: object, count: int) -> list[int]:
 
 
 def _hash(exchange: Exchange, parameters: Sequence[ShardedParameter]) -> Tensor:
-    """Return a number that tells which codec each parameter has."""
+    """Return a number that identifies the codecs of all parameters."""
     text = repr([(each.name, _spec_of(exchange, each)) for each in parameters])
     return torch.tensor(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little"))
 

@@ -158,7 +158,7 @@ class ParamGroup:
             raise ConfigError(f"the FSDP module already has collectives of its own ({kinds}): use torch's default ones")
 
     def _record_gradients(self) -> None:
-        """Remember which parameters have gradients when torch reduces them: the hook is not told."""
+        """Remember which parameters have gradients when torch reduces them: its hook does not receive this."""
         inside, post_backward = self._inside, self._inside.post_backward
 
         def recorded(*unused: Any) -> None:

@@ -18,7 +18,7 @@ __all__ = ["ReplicaRanks"]
 
 
 class ReplicaRanks:
-    """Ranks with the same parameters. Each exchanges some slots with its counterparts and tells the others the means.
+    """Ranks with the same parameters. Each exchanges some slots with its counterparts and sends the others the means.
 
     Args:
         group: The ranks of the replica.

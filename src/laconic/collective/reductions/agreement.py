@@ -23,7 +23,7 @@ MAX_DIGEST = (1 << 24) - 1
 
 
 def digest_of(text: str) -> int:
-    """Return a number that tells apart what ranks reduce."""
+    """Return a number that identifies what a rank reduces, for comparison with other ranks."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=3).digest(), "little")
 
 

@@ -109,7 +109,7 @@ class ShardRounds:
         nonfinite: If a value of some rank is not finite: ``spread`` (the shard becomes NaN), ``skip`` (the contribution
             is left out, and counted by its rank) or ``raise``.
         average: ``all`` divides a sum by the number of ranks; ``senders`` divides each value by the number of ranks
-            whose selector kept it. A rank's own shard is then encoded, too: only that tells what it would have sent.
+            whose selector kept it. A rank's own shard is then encoded, too, which shows what it would have sent.
         stats: Where to count; a new ``ExchangeStats`` by default.
     """
 

@@ -297,7 +297,7 @@ class Matrices:
         )  # fmt: skip
 
     def store_products(self, targets: Tensor, factor: Tensor, invalid: Tensor, minuends: Tensor | None = None) -> None:
-        """Store P Q, or minuends minus P Q, in all targets that are not flagged; ``invalid`` tells of infinities."""
+        """Store P Q, or minuends minus P Q, in all targets that are not flagged; ``invalid`` flags infinities."""
         _product[self._by_values.grid](
             self._table, self._by_values.parts, targets, targets if minuends is None else minuends, self.basis, factor,
             self.flags, invalid, SUBTRACT=minuends is not None, **exact_options(num_warps=4),

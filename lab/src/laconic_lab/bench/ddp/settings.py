@@ -16,7 +16,7 @@ STOCK = ("ddp", "bf16", "fp16", "powersgd:1", "powersgd:2", "powersgd:4", "quant
 SPECS = ("none", "qsgd:4", "ef|topk:0.01|qsgd:4", "ef|thc:4", "ef|shared:8", "ef|sign", "ef|powersgd:4")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DDPTraining(BenchSettings):
     """Settings of trainings by each exchange, which measure the time to each accuracy.
 

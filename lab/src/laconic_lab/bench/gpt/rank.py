@@ -41,7 +41,7 @@ def main(options: dict[str, Any]) -> None:
 
 
 class TaskRank(Protocol):
-    """A rank that runs tasks and tells the parent process about them."""
+    """A rank that runs tasks and reports them to the parent process."""
 
     def tell(self, what: dict[str, Any]) -> None: ...
 

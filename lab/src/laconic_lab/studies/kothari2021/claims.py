@@ -88,7 +88,7 @@ def _size_of_1(results: Results) -> Evidence | None:
 
 
 def _size_of_6(results: Results) -> Evidence | None:
-    """The share of Top-k and the bits are not stated: of those that were swept the closest counts."""
+    """Return the closest of the sizes that were swept: the paper states neither the share of Top-k nor the bits."""
     transfers = [one for one in _transfer(results, "6") if "%" in one["name"]]
     if not transfers:
         return _megabytes("vgg11", "6")(results)

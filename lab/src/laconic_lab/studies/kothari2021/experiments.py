@@ -130,7 +130,7 @@ ENTROPY_CODED = "adaptive:5.0,zero=true|huffman"
 
 
 def adaptive(model: str, data: str | None) -> Iterator[Setting]:
-    """Yield what tells the codec of ``adaptive`` and its local steps apart, and the same codec after Top-k."""
+    """Yield settings with either the codec or the local steps of ``adaptive``, and with its codec after Top-k."""
 
     def weights(name: str, codec: str | None) -> Setting:
         return setting_of(model, "adaptive", name=f"adaptive, {name}", data=data, push=codec, pull=codec)
