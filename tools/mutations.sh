@@ -26,7 +26,9 @@ export PATH=$venv/bin:$(dirname "$python"):$PATH
 export CUDA_VISIBLE_DEVICES=  # the readers are on the processor, and CUDA's mappings collide with the sanitizer's
 export OMP_NUM_THREADS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
-if [ ! -e "$venv/.ready" ]; then
+# Built again when a source has changed, not when a copy of the tree has new times.
+sources=$(find CMakeLists.txt pyproject.toml csrc lab/csrc src/laconic -type f ! -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum)
+if [ "$(cat "$venv/.ready" 2> /dev/null)" != "$sources" ]; then
   "$python" -m venv --without-pip "$venv"
   site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   "$python" -c 'import sys; print(*(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))), sep="\n")' \
@@ -47,10 +49,10 @@ if [ ! -e "$venv/.ready" ]; then
   LACONIC_PYTHON=$venv/bin/python bash tools/asan.sh build & sanitized=$!
   "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation -e . -e lab
   wait "$sanitized"
-  touch "$venv/.ready"
+  echo "$sources" > "$venv/.ready"
 fi
 
-export LACONIC_PYTHON=$venv/bin/python
+export LACONIC_PYTHON=$venv/bin/python LACONIC_ASAN_KEEP=1
 echo "mutations: $jobs processes for at least $seconds s"
 nice -n 19 "$venv/bin/python" -m laconic lab faults --tier 3 --parts packets --jobs "$jobs" --limit "$seconds" \
   --record "$records" --json

@@ -15,12 +15,14 @@ from grpc_peers import begin, client_of, exchange, head_of, serving
 from helpers import ONES, TIMEOUT, Events, core_of, job_of, small_core
 from summing_jobs import sum_job
 
+from laconic import counters
 from laconic.cluster import calls as calls_module
 from laconic.cluster.calls import CALLS_PER_WORKER
 from laconic.cluster.core import Core
 from laconic.cluster.protocol import GRPC_OPTIONS, RPC_PATHS, frame_messages, json_message
 from laconic.cluster.rejoin import Offer
 from laconic.cluster.server import Server
+from laconic.errors import LaconicError
 from laconic.frames import encode
 from waiting import eventually
 
@@ -181,6 +183,81 @@ def test_idle_push_that_exceeds_the_budget_does_not_block_others(
         bad_member(server, "Exchange", json_message(head_of(1)), next(iter(frame_messages(0, frame))))
         assert eventually(lambda: core.queued_nbytes)
         answers_soon(server, 0, frame, pushes=2)
+
+
+def test_slow_push_that_exceeds_the_budget_does_not_block_others_for_ever(
+    bad_member: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame now and then keeps the push from being idle, but not its exemption from the budget."""
+    from laconic.cluster import shared_state
+
+    monkeypatch.setattr(shared_state, "EXEMPTION_LIMIT", 0.5)
+    monkeypatch.setattr(shared_state, "TURN_SECONDS", 0.2)
+    names = [f"w{i}" for i in range(40)]
+    frames = [(slot, encode(torch.ones(1 << 12), "none")) for slot in range(len(names))]
+    core = core_of(job_of(mode="async"), {name: torch.zeros(1 << 12) for name in names}, byte_budget=1 << 12)
+    with serving(core) as server:
+        clients = [client_of(server, worker, incarnation=1, timeout=TIMEOUT) for worker in (0, 1)]
+        replies = []
+        for client in clients:
+            client.hello()
+            client.join(1, Offer(frozenset({0})))
+            replies.append(client.snapshot())
+
+        def slowly() -> Iterator[tuple[int, bytes]]:
+            for item in frames:
+                yield item
+                time.sleep(0.3)
+
+        def push_slowly() -> None:
+            with contextlib.suppress(LaconicError):  # the test ends before it
+                clients[1].exchange(replies[1].sequence, slowly(), lambda: 0.0)
+
+        slow = threading.Thread(target=push_slowly, daemon=True)
+        slow.start()
+        assert eventually(lambda: core.queued_nbytes)
+        began = time.monotonic()
+        clients[0].exchange(replies[0].sequence, iter(frames), lambda: 0.0)
+        assert time.monotonic() - began < SOON and slow.is_alive()  # the slow one takes 12 s
+        core._shared.fail("the test ends")
+        slow.join(TIMEOUT)
+        for client in clients:
+            client.close()
+
+
+def test_worker_that_asks_for_the_weights_again_and_again_is_paced(
+    bad_member: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = core_of(job_of(mode="async"), {"w": torch.zeros(1 << 10)})
+    made: list[int] = []
+    snapshot = core.snapshot
+    monkeypatch.setattr(
+        core, "snapshot", lambda worker, *args, **kw: made.append(worker) or snapshot(worker, *args, **kw)
+    )
+    with serving(core) as server:
+        begin(client_of(server, 1, incarnation=0))
+        channel = bad_member.new_channel(server)
+        asking = channel.stream_stream(RPC_PATHS["Snapshot"])
+        end = time.monotonic() + 2.0
+        while time.monotonic() < end:
+            call = asking(iter([json_message(head_of(1))]), timeout=TIMEOUT)
+            with contextlib.suppress(grpc.RpcError):
+                next(call)
+        most = calls_module.REPEATS + 3 * calls_module.REPEATS_PER_SECOND
+        assert calls_module.REPEATS - 5 <= made.count(1) <= most
+        answers_soon(server, 0, encode(torch.ones(1 << 10), "none"))
+
+
+def test_call_that_ends_while_it_is_paced_leaves_its_thread(bad_member: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "LONGEST_PACE", 60.0)
+    monkeypatch.setattr(calls_module, "REPEATS_PER_SECOND", 0.01)
+    core = core_of(job_of(mode="async"), {"w": torch.zeros(4)})
+    with serving(core) as server:
+        begin(client_of(server, 1, incarnation=0))
+        for _ in range(2 * calls_module.REPEATS):
+            bad_member(server, "Snapshot", json_message(head_of(1)), complete=True)
+        assert counters.counts()["paced calls"] > 0
+        assert eventually(lambda: len(server.calls) <= CALLS_PER_WORKER)
 
 
 @pytest.mark.parametrize("name", ["Agree", "Deposit"])

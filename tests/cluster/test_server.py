@@ -12,7 +12,7 @@ from grpc_peers import Peer, begin, client_of, exchange, head_of, serving
 from helpers import Events, core_of, job_of, open_session, small_core, train
 
 from laconic._version import __version__
-from laconic.cluster import protocol
+from laconic.cluster import calls, protocol
 from laconic.cluster.client import Client, Patience, UnreachableError
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job, Slots
@@ -151,8 +151,9 @@ def bad_requests() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_bad_request_values_are_refused_in_one_line(
-    peers: Callable[..., Peer], caplog: pytest.LogCaptureFixture
+    peers: Callable[..., Peer], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(calls, "REPEATS", 1000)  # none of them has to wait
     events: Events = []
     core = small_core(events)
     with serving(core) as server:

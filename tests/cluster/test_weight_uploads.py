@@ -121,3 +121,30 @@ def test_worker_whose_weights_drift_is_recorded(drifts: bool, monkeypatch: pytes
     train(sum_job(checkpoint_every=2), 5, events=events)
     assert sorted(compared) == [2, 4, 5]  # two checkpoints and the end
     assert differing(events) == ([(1, version) for version in (2, 4, 5)] if drifts else [])
+
+
+def test_announcement_of_one_worker_does_not_hide_that_of_another() -> None:
+    job = after_one_round()
+    other = digest_frames(torch.full_like(x, 7.0) for x in SLOTS.values())
+    job.core.compare_weights(2, 0, 1, other)
+    job.core.compare_weights(1, 0, 999, other)  # of an exchange that has not been
+    upload(job, 0, 1, 1.0)
+    assert differing(job.events) == [(2, 1)]
+
+
+def test_weights_are_hashed_once_however_often_a_worker_announces_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = after_one_round()
+    same, other = (digest_frames(torch.full_like(x, y) for x in SLOTS.values()) for y in (1.0, 7.0))
+    hashed: list[int] = []
+    digests = weight_uploads.weight_digests
+    monkeypatch.setattr(weight_uploads, "weight_digests", lambda like: hashed.append(1) or digests(like))
+    upload(job, 0, 1, 1.0)
+    for _ in range(5):
+        job.core.compare_weights(1, 0, 1, same)
+        job.core.compare_weights(2, 0, 1, other)
+    assert len(hashed) == 1 and differing(job.events) == [(2, 1)] * 5
+    job.round(1)
+    upload(job, 0, 2, 7.0)
+    job.core.compare_weights(2, 0, 2, other)  # other weights: hashed again
+    job.core.compare_weights(1, 0, 2, same)
+    assert len(hashed) == 2 and differing(job.events)[5:] == [(1, 2)]

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import grpc
 
 from laconic import counters
+from laconic.cluster.replies import RefusedError
 
 __all__ = ["CALLS_PER_WORKER", "Call", "Calls", "max_unnamed_calls"]
 
@@ -28,6 +29,10 @@ COMPUTE_TIMEOUT = 600.0
 """Seconds between two messages of a push, whose gradients a worker may still be computing."""
 CALLS_PER_WORKER = 3
 """A worker has one call in progress, or two after a fault."""
+REPEATS, REPEATS_PER_SECOND = 20, 5.0
+"""Calls that a worker makes after a fault only: so many at once, then so many a second. Further ones wait."""
+LONGEST_PACE = 2.0
+"""Seconds that such a call waits at most. A worker's next call ends it before, so that few of them get through."""
 END_DELAY = 1.0
 """Seconds after which a superseded call is cancelled; until then it may get an answer that says why it ends."""
 
@@ -74,6 +79,15 @@ class Call:
             yield message
             self._send_until = math.inf
 
+    def pause(self, seconds: float) -> None:
+        """Wait, or until the call ends."""
+        ended = threading.Event()
+        if self.context.add_callback(ended.set):
+            self._receive_until = math.inf
+            ended.wait(seconds)
+        if not self.context.is_active():
+            raise RefusedError("gone", "the worker has disconnected")
+
     def admitted(self) -> None:
         self._receive_until = math.inf
 
@@ -100,6 +114,8 @@ class Calls:
         self._unnamed: dict[Call, None] = {}
         """In the order of their arrival."""
         self._named: dict[int, list[Call]] = {worker: [] for worker in range(workers)}
+        self._repeats = {worker: (float(REPEATS), 0.0) for worker in range(workers)}
+        """How many more repeated calls a worker may make now, and when that was counted."""
         self._lock = threading.Lock()
 
     @contextmanager
@@ -149,6 +165,24 @@ class Calls:
                 "calls of a worker", 1, f"a worker has more than {CALLS_PER_WORKER} calls in progress: the oldest end"
             )
             other.supersede(0)
+
+    def pace(self, call: Call, worker: int) -> None:
+        """Count a call that costs the server work without a push; one too many waits.
+
+        Otherwise a worker that asks for the weights again and again would keep the server from the others' pushes.
+        """
+        if worker not in self._repeats:
+            return  # refused later, with a message
+        with self._lock:
+            left, at = self._repeats[worker]
+            now = time.monotonic()
+            left = min(float(REPEATS), left + (now - at) * REPEATS_PER_SECOND) - 1
+            self._repeats[worker] = max(left, -LONGEST_PACE * REPEATS_PER_SECOND), now
+        if left < 0:
+            counters.count(
+                "paced calls", 1, f"worker {worker} repeats calls more often than {REPEATS_PER_SECOND:g} times a second"
+            )
+            call.pause(min(LONGEST_PACE, -left / REPEATS_PER_SECOND))
 
     def in_progress(self) -> list[Call]:
         with self._lock:

@@ -163,12 +163,14 @@ class Server:
                 "version on both",
             )
         worker, incarnation = self._worker(values, call), read_integer(values, "incarnation")
+        self.calls.pace(call, worker)
         answer = self.core.welcome(worker, incarnation, shorten(values.get("fingerprint")))
         self.calls.admit(call, worker, incarnation)
         yield json_message(answer | {"protocol": PROTOCOL, "laconic": __version__})
 
     def join(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
         worker, incarnation, values = self._admit(messages, call)
+        self.calls.pace(call, worker)
         versions = values.get("versions")
         if not isinstance(versions, list) or len(versions) > MAX_VERSIONS or not all(map(is_integer, versions)):
             raise FrameError(f"'versions' must be a list of at most {MAX_VERSIONS} integers, got {shorten(versions)}")
@@ -181,6 +183,7 @@ class Server:
 
     def snapshot(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
         worker, incarnation, _ = self._admit(messages, call)
+        self.calls.pace(call, worker)
         call.context.add_callback(self.core.wake)
         yield from self._send(
             self.core.snapshot(worker, incarnation, deadline=_deadline(call), alive=call.context.is_active)
@@ -204,6 +207,8 @@ class Server:
         call.context.add_callback(disconnected)
         try:
             with receiver:
+                if receiver.drops_frames:
+                    self.calls.pace(call, worker)
                 if receiver.reply is not None:
                     yield from self._send_while_receiving(messages, receiver, receiver.reply, call)
                     return

@@ -18,6 +18,10 @@ EventLog = Callable[[dict[str, Any]], None]
 
 EXEMPTION_TIMEOUT = 10.0
 """Seconds after which a push that may exceed the byte budget and receives nothing no longer holds up others."""
+EXEMPTION_LIMIT = 60.0
+"""Seconds after which such a push lets another one go first, however often it receives something."""
+TURN_SECONDS = 2.0
+"""Seconds for which the others can take over such an exemption; waiters look at least twice a second."""
 
 
 class SharedState:
@@ -96,7 +100,7 @@ class ByteBudget:
 
     A push that exceeds the limit blocks its handler, which stops the worker by gRPC's flow control. The push that the
     others wait for never blocks: in an ordered round it is the next worker's; otherwise the first one that found no
-    space, until it is complete or has been idle for ``EXEMPTION_TIMEOUT``.
+    space, until it is complete, has been idle for ``EXEMPTION_TIMEOUT``, or has had ``EXEMPTION_LIMIT`` in all.
 
     Args:
         shared: The lock to wait on.
@@ -106,8 +110,8 @@ class ByteBudget:
         self._shared, self._limit = shared, limit
         self.used = 0
         self._exempt: Reservation | None = None
-        self._exempt_at = 0.0
-        """When the exempt push last received something."""
+        self._exempt_since = self._exempt_at = 0.0
+        """When the exempt push became exempt, and when it last received something."""
 
     def acquire(
         self, reservation: Reservation, nbytes: int, *, deadline: float, alive: Callable[[], bool],
@@ -137,9 +141,11 @@ class ByteBudget:
     def _is_exempt(self, reservation: Reservation, has_turn: bool | None) -> bool:
         if has_turn is not None:
             return has_turn
-        now = time.monotonic()
-        if self._exempt is None or now > self._exempt_at + EXEMPTION_TIMEOUT:
-            self._exempt, self._exempt_at = reservation, now
+        now, limit = time.monotonic(), self._exempt_since + EXEMPTION_LIMIT
+        if self._exempt is reservation and now <= limit + TURN_SECONDS:
+            return now <= limit
+        if self._exempt is None or now > min(self._exempt_at + EXEMPTION_TIMEOUT, limit):
+            self._exempt, self._exempt_since, self._exempt_at = reservation, now, now
         return self._exempt is reservation
 
     def end_exemption(self, reservation: Reservation) -> None:

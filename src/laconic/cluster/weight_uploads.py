@@ -60,7 +60,9 @@ class WeightUploads:
         """Uploads that are arriving."""
         self._warn_once = LogOnce("the events deposit_differs")
         self._announced: dict[int, tuple[int, list[bytes]]] = {}
-        """Version and digests of the weights that workers announced and that are not yet compared."""
+        """Version and digests of the weights that workers announced and that are not yet compared, one per worker."""
+        self._digests: tuple[list[int], list[bytes]] = [], []
+        """Digests of the weights that are here, and how often each tensor had been changed when they were computed."""
         self._uploader: int | None = None
         """The worker that was asked to upload."""
 
@@ -130,7 +132,6 @@ class WeightUploads:
             raise FrameError(f"expected the SHA-256 of {len(self._weights.slots)} slots, got {len(frames)} frames")
         like = torch.empty(DIGEST_NBYTES, dtype=torch.uint8)
         digests = [bytes(decode(frame, like=like).tolist()) for frame in frames]
-        self._announced = {other: announced for other, announced in self._announced.items() if announced[0] == version}
         self._announced[worker] = version, digests
         self._report_differences()
 
@@ -140,11 +141,18 @@ class WeightUploads:
         compared = {worker: digests for worker, (at, digests) in self._announced.items() if at == version}
         if not compared:
             return
-        mine = weight_digests(self._weights.like)
+        mine = self._own_digests()
         for worker, digests in compared.items():
             del self._announced[worker]
             if digests != mine:
                 self._differs(worker, version)
+
+    def _own_digests(self) -> list[bytes]:
+        """Return the digests of the weights that are here, computed once: the lock is held, and a worker may repeat."""
+        changes = [x._version for x in self._weights.like]
+        if self._digests[0] != changes:
+            self._digests = changes, weight_digests(self._weights.like)
+        return self._digests[1]
 
     def _differs(self, worker: int, version: int) -> None:
         self._shared.event("deposit_differs", worker=worker, version=version)

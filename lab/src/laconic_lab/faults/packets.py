@@ -62,7 +62,7 @@ def _checkout() -> Path:
 
 def _sanitized(*arguments: str, isa: str = "") -> str:
     """Build a core with sanitizers, or run something on the one that was built; return what was printed."""
-    environment = os.environ | {"LACONIC_ASAN_KEEP": "" if arguments == ("build",) else "1"}
+    environment = dict(os.environ) if arguments == ("build",) else os.environ | {"LACONIC_ASAN_KEEP": "1"}
     environment |= {"LACONIC_ISAS": isa} if isa else {}
     environment.setdefault("LACONIC_PYTHON", sys.executable)
     environment.pop("PYTHONPATH", None)
