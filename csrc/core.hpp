@@ -300,7 +300,7 @@ void topk_chunks_double(const double* x, int64_t n, const ChunkCounts& counts, I
                         int threads);
 
 // --- positions.cpp
-enum class PositionMode : int { all = 0, rice = 1, bitmap = 2 };
+enum class PositionMode : int { all = 0, rice = 1, bitmap = 2, contexts = 5 };
 constexpr int64_t kPositionsHeader = 8;
 constexpr int64_t kSetBitsSlack = 64 + 8;
 constexpr int kMaxLowBits = 31;
@@ -313,7 +313,7 @@ template <class Index>
 PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n);
 template <class Index>
 void write_positions(const Index* positions, int64_t k, const PositionPlan& plan, uint8_t* out);
-// The fields of a section's header; false if they contradict n or the size, or the mode is none of the above.
+// The fields of a section's header; false if they contradict n or the size, or the mode is not one of the first three.
 struct PositionHeader {
   PositionMode mode;
   int low_bits;
@@ -333,6 +333,23 @@ int64_t split_gaps(const Index* positions, int64_t k, uint8_t* classes, uint8_t*
 // False if classes and low bits do not give k positions below n, or the low bits end elsewhere. Classes are below 132.
 template <class Index>
 bool join_gaps(const uint8_t* classes, int64_t k, int64_t n, const uint8_t* low, int64_t nbytes, Index* positions);
+
+// --- contexts.cpp
+constexpr int64_t kContextsHeader = 16;
+constexpr int kMaxPrior = 9;
+// The matrix whose positions are coded, and how much chance is in the counts of its rows and columns: 2^(prior - 3)
+// positions at the mean rate are added to each.
+struct ContextHeader {
+  int64_t columns;
+  int row_prior, column_prior;
+};
+// Writes a section of k < n positions in at most `capacity` bytes. Returns its bytes; 0 if there is no room for them.
+template <class Index>
+int64_t write_contexts(const Index* positions, int64_t k, int64_t n, int64_t columns, uint8_t* out, int64_t capacity);
+// False if the body is not what write_contexts writes for k positions below n. The caller has checked the header.
+template <class Index>
+bool read_contexts(const uint8_t* body, int64_t nbytes, const ContextHeader& header, int64_t k, int64_t n,
+                   Index* positions);
 
 // --- code_tables.cpp: Huffman lengths and rANS frequencies, and their bytes
 // Lengths of an optimal prefix code whose longest length is limited by the number of symbols that occur (at least two);

@@ -214,6 +214,7 @@ bool read_positions_header(const uint8_t* section, int64_t nbytes, int64_t n, Po
     case PositionMode::bitmap: return header->low_bits == 0 && body == (n + 7) / 8;
     case PositionMode::rice:
       return header->low_bits <= kMaxLowBits && body >= packed_nbytes(k, header->low_bits) + (k + 7) / 8;
+    case PositionMode::contexts: return false;
   }
   return false;
 }

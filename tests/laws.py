@@ -41,7 +41,7 @@ CODED = (
     "adaptive:5.0|huffman", "adaptive:5.0|rans", "uniform:8|huffman:auto", "uniform:10|rans", "qsgd:4|rans:auto",
     "terngrad|rans", "sign|huffman", "onebit|rans", "topk:0.01|qsgd:4|rans", "topk:0.1|adaptive:5.0,zero=true|huffman",
     "uniform:6|deflate", "uniform:8|zstd", "topk:0.1,code=rans|sign", "threshold:0.5,code=rans",
-    "bins:2|huffman",
+    "topk:0.1,code=context|sign", "bins:2|huffman",
 )  # fmt: skip
 """Chains with a coder. Their reference codes symbol by symbol, so large sizes are in the slow tests."""
 

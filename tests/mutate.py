@@ -33,6 +33,7 @@ SPECS = (
     b"shared:8", b"shared:3,round=stochastic", b"thc:4", b"thc:16", b"thc:1,rotation=5", b"randk:0.4|thc:4", b"mean",
     b"randk:0.1|mean", b"union", b"union|mean", b"powersgd:2", b"topk:0.3|shared:5", b"topk:0.1,chunk=64",
     b"topk:0.1,code=rans", b"threshold:0.5,code=rans|sign:128", b"topk:0.1,chunk=64,code=rans|sign:128",
+    b"topk:0.1,code=context", b"threshold:0.5,code=context|sign:128",
     b"topk:0.1,chunk=64,code=rank", b"topk:0.015625,chunk=64,code=rank|sign:128",
     b"uniform:10|zstd:3", b"adaptive:3.0,zero=true,tail=0.01|huffman:pure",
 )  # fmt: skip

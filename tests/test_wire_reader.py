@@ -27,7 +27,8 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torc
 
 SELECTORS = (
     "topk:0.01", "topk:0.3", "topk:1.0", "topk:0.1,approx=true", "topk:0.05,chunk=64", "topk:0.1,code=rans",
-    "topk:0.1,chunk=128,code=rans", "topk:0.015625,chunk=64,code=rank", "topk:0.1,chunk=64,code=rank", "randk:0.1",
+    "topk:0.1,chunk=128,code=rans", "topk:0.1,code=context", "threshold:0.9,code=context",
+    "topk:0.015625,chunk=64,code=rank", "topk:0.1,chunk=64,code=rank", "randk:0.1",
     "randk:0.3,scale=false", "threshold:0.2", "threshold:0.9,code=rans", "threshold:5.0", "union",
 )  # fmt: skip
 QUANTIZERS = (

@@ -115,10 +115,12 @@ STAGES: dict[str, tuple[str, list[tuple[str, Any, Any]]]] = {
     "union": ("selector", []),
     "topk": ("selector", [
         KEEP, ("approx", False, ANY), ("chunk", 0, lambda value: value == 0 or _power_of_two(64, 65536)(value)),
-        ("code", "rice", _one_of("rice", "rans", "rank")),
+        ("code", "rice", _one_of("rice", "rans", "context", "rank")),
     ]),
     "randk": ("selector", [KEEP, ("scale", True, ANY)]),
-    "threshold": ("selector", [("t", 0.001, _within(1e-37, 1e37)), ("code", "rice", _one_of("rice", "rans"))]),
+    "threshold": ("selector", [
+        ("t", 0.001, _within(1e-37, 1e37)), ("code", "rice", _one_of("rice", "rans", "context")),
+    ]),
     "huffman": ("coder", [("mode", "pure", _one_of("pure", "auto"))]),
     "rans": ("coder", [("mode", "pure", _one_of("pure", "auto"))]),
     "deflate": ("coder", [("level", 6, _within(1, 9))]),

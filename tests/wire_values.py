@@ -118,6 +118,53 @@ def ranked_positions(body: bytes, k: int, n: int) -> np.ndarray:
     return np.array(positions, np.int64)
 
 
+def decided_positions(body: bytes, k: int, n: int) -> np.ndarray:
+    require(k < n <= 4096 * k and len(body) >= 8, "a section of decisions needs k < n <= 4096 k and a header")
+    c, a, b, zero = struct.unpack("<IBBH", body[:8])
+    require(1 <= c <= 16384 and a <= 9 and b <= 9 and zero == 0, "the header of a section of decisions is not valid")
+    stream = body[8:] + bytes(4)  # a reader takes zeros after the end; more than four bytes are never needed
+    value, taken, low, high = int.from_bytes(stream[:4], "big"), 4, 0, 2**32 - 1
+    weights, positions, at = [2 ** (5 + b)] * c, [], 0
+    while len(positions) < k:
+        row = at - at % c
+        if at == row:  # a new row
+            require(at < n and k - len(positions) <= n - at, "the values end before the positions")
+            u = ((k - len(positions)) * 2**24 // (n - at) * c * 2**12) // sum(weights)
+            sent, seen = [], 0
+            refresh = True
+        if (at - row) % 16 == 0 or refresh:
+            rate = min((len(sent) * 256 + 2 ** (5 + a)) * 2**12 // (u * seen // 2**28 + 2 ** (5 + a)), 2**18)
+            scale, refresh = u * rate // 2**12, False
+        weight = weights[at - row]
+        p = min(max(scale * weight // 2**16, 16), 15 * 2**16)
+        middle = low + (high - low) * p // 2**20
+        if value <= middle:
+            high, refresh = middle, True
+            positions.append(at)
+            sent.append(at - row)
+        else:
+            low = middle + 1
+        seen += weight
+        while low >> 24 == high >> 24:
+            require(taken < len(stream), "a section of decisions is too short")
+            low, high = low * 256 % 2**32, (high * 256 + 255) % 2**32
+            value, taken = (value * 256 + stream[taken]) % 2**32, taken + 1
+        at += 1
+        if at == min(row + c, n):
+            for column in sent:
+                weights[column] += 256
+            if any(weights[column] >= 2**16 for column in sent):
+                weights = [(weight + 1) // 2 for weight in weights]
+            if at == n:
+                require(len(positions) == k, "the values end before the positions")
+    for count in range(5):
+        last = high >> (32 - 8 * count) << (32 - 8 * count)
+        if last >= low:
+            break
+    require(value == last and len(body) - 8 == taken - 4 + count, "a section of decisions does not end with them")
+    return np.array(positions, np.int64)
+
+
 def read_positions(section: bytes, n: int, most: int) -> np.ndarray:
     """Return the positions of a section, at most ``most`` of ``n``, ascending."""
     require(len(section) >= 8, "a position section has no header")
@@ -135,6 +182,8 @@ def read_positions(section: bytes, n: int, most: int) -> np.ndarray:
         return positions
     if mode == 4:
         return ranked_positions(body, k, n)
+    if mode == 5:
+        return decided_positions(body, k, n)
     require(mode in (1, 3), "a position section has an unknown mode")
     gaps = rice_gaps(body, r, k) if mode == 1 else coded_gaps(body, k, n)
     positions = np.cumsum(gaps + 1) - 1

@@ -148,6 +148,21 @@ void bind_selection(nb::module_& m) {
       return join_gaps(at<const uint8_t>(classes), k, n, at<const uint8_t>(low), nbytes, at<Index>(positions));
     });
   }, Unlocked());
+  m.def("write_contexts",
+        [](Address positions, int64_t k, bool wide, int64_t n, int64_t columns, Address out, int64_t capacity) {
+    return by_index(wide, [&](auto index) {
+      using Index = decltype(index);
+      return write_contexts(at<const Index>(positions), k, n, columns, at<uint8_t>(out), capacity);
+    });
+  }, Unlocked());
+  m.def("read_contexts", [](Address body, int64_t nbytes, int64_t columns, int row_prior, int column_prior, int64_t k,
+                            int64_t n, bool wide, Address positions) {
+    return by_index(wide, [&](auto index) {
+      using Index = decltype(index);
+      const ContextHeader header{columns, row_prior, column_prior};
+      return read_contexts(at<const uint8_t>(body), nbytes, header, k, n, at<Index>(positions));
+    });
+  }, Unlocked());
   m.def("scatter",
         [](Address positions, Address values, int64_t k, bool wide, Address out, int64_t n, float weight, int threads) {
     const Sink sink = sink_of(out, n, weight);

@@ -47,6 +47,7 @@ keeps = st.one_of(numbers(1e-9, 1.0), st.sampled_from([1.0, 0.5, 0.001, 1e-300])
 selectors = st.one_of(
     st.builds("topk:{!r},approx={}".format, keeps, truth),
     st.builds("topk:{!r},code=rans".format, keeps),
+    st.builds("topk:{!r},code=context".format, keeps),
     st.builds("randk:keep={!r},scale={}".format, keeps, truth),
     st.builds("threshold:{!r}".format, numbers(1e-37, 1e37)),
 )

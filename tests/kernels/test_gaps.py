@@ -163,5 +163,5 @@ def test_few_positions_fall_back_to_the_smaller_code():
 
 
 def test_unknown_code_is_named_with_the_valid_ones():
-    with pytest.raises(laconic.ConfigError, match="code must be one of rice, rans, rank, got 'huffman'"):
+    with pytest.raises(laconic.ConfigError, match="code must be one of rice, rans, context, rank, got 'huffman'"):
         laconic.codec("topk:0.1,code=huffman")

@@ -95,6 +95,10 @@ class Selector(Stage):
 
     kind: ClassVar[str] = "selector"
 
+    def for_shape(self, shape: tuple[int, ...]) -> Selector:
+        """Return the selector that encodes tensors of a shape; decoding needs none."""
+        return self
+
     def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
         """Select values of a flat tensor of any float dtype; the section is taken from the arena."""
         raise NotImplementedError

@@ -215,7 +215,7 @@ class Chain:
         backend, stage = kernels.backend_for(flat), self._stage_for(spec)
         if self.selector is None:
             return self._encode_values(flat, stage, backend, arena, seed)
-        selected = self.selector.select(flat, backend, arena, seed)
+        selected = self.selector.for_shape(spec.shape).select(flat, backend, arena, seed)
         require_finite(selected.amax_bits, spec.numel)
         if selected.amax_bits == 0:
             return ()

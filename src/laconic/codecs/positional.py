@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from laconic.codecs.base import Selected, Selector
 from laconic.kernels.interface import Kernels
-from laconic.kernels.sections import POSITIONS_HEADER, gaps_max_nbytes, positions_max_nbytes, read_positions_header
+from laconic.kernels.sections import (
+    MAX_SPACING,
+    POSITIONS_HEADER,
+    columns_of,
+    gaps_max_nbytes,
+    positions_max_nbytes,
+    read_positions_header,
+)
 from laconic.packet import Arena
 
 __all__ = ["CODES", "PositionalSelector", "encode_positions"]
 
-CODES = ("rice", "rans")
-"""Codes of the gaps between positions, by their names in specs."""
+CODES = ("rice", "rans", "context")
+"""Codes of positions, by their names in specs."""
 
 
-def encode_positions(positions: Tensor, n: int, kernels: Kernels, arena: Arena, code: str = "rice") -> Tensor:
-    """Return the section of ascending positions. ``rans`` codes the gaps by that coder if it makes them smaller."""
+def encode_positions(
+    positions: Tensor, n: int, kernels: Kernels, arena: Arena, code: str = "rice", columns: int = 1
+) -> Tensor:
+    """Return the section of ascending positions, by another code than ``rice`` if that makes it smaller.
+
+    Args:
+        columns: Of the matrix that the positions belong to, for ``context``.
+    """
     k = positions.numel()
     section = arena.take(positions_max_nbytes(n, k))
     nbytes = kernels.positions_encode(positions, n, section)
+    if code == "context" and k < n <= MAX_SPACING * k:
+        smaller = torch.empty(nbytes - 1, dtype=torch.uint8, device=section.device)
+        coded_nbytes = kernels.contexts_encode(positions, n, columns, smaller)
+        if coded_nbytes:
+            nbytes = coded_nbytes
+            section[:nbytes] = smaller[:nbytes]
     if code == "rans" and k < n:
         coded = torch.empty(gaps_max_nbytes(n, k), dtype=torch.uint8, device=section.device)
         coded_nbytes = kernels.gaps_encode(positions, n, coded)
@@ -31,9 +52,12 @@ def encode_positions(positions: Tensor, n: int, kernels: Kernels, arena: Arena, 
 
 
 class PositionalSelector(Selector):
-    """Selects by value and sends the positions: gaps in a Rice or entropy code, or a bitmap if that is smaller."""
+    """Selects by value and sends the positions: gaps in a Rice or entropy code, a bitmap, or decisions by context."""
 
     code: str = "rice"
+
+    def for_shape(self, shape: tuple[int, ...]) -> Selector:
+        return _OfMatrix(self, columns_of(shape)) if self.code == "context" else self
 
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
         """Return ascending positions, the values there, and the ``amax_bits`` of x."""
@@ -60,3 +84,18 @@ class PositionalSelector(Selector):
 
     def max_section_nbytes(self, n: int) -> int:
         return POSITIONS_HEADER + -(-n // 8)  # a bitmap: the larger of the two in the worst case
+
+
+@dataclass(frozen=True)
+class _OfMatrix(Selector):
+    """Encodes what a selector chooses, by the columns of its matrix."""
+
+    selector: PositionalSelector
+    columns: int
+
+    def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
+        positions, values, amax_bits = self.selector.choose(x, kernels, seed)
+        if not positions.numel():
+            return Selected(arena.take(0), values, 0)
+        section = encode_positions(positions, x.numel(), kernels, arena, self.selector.code, self.columns)
+        return Selected(section, values, amax_bits)

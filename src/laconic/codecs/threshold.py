@@ -22,7 +22,7 @@ class Threshold(PositionalSelector):
 
     Args:
         t: The smallest magnitude that is sent; positive.
-        code: Code of the gaps between positions: ``rice`` or ``rans``, as for ``topk``.
+        code: Code of the positions: ``rice``, ``rans`` or ``context``, as for ``topk``.
 
     Payload: positions, then the values by the next stage. Empty if no entry reaches t.
     """

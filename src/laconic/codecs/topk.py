@@ -35,9 +35,10 @@ class TopK(PositionalSelector):
             entries, and takes half the time.
         chunk: 0: of the whole tensor. A power of two from 64 to 65536: of each chunk of this many consecutive values,
             the final one shorter; at least one entry of each (SparseLoCo, arXiv:2508.15706). Not with ``approx``.
-        code: Code of the gaps between positions: ``rice``, or ``rans``, which costs time and saves bytes where some
-            rows of a matrix keep more entries than others. With ``chunk`` also ``rank``: a number per chunk, which
-            always takes the same bytes; with chunk=64 fewer than the others. See docs/codecs.md.
+        code: Code of the positions: ``rice``; or ``rans``, which costs time and saves bytes where some rows of a matrix
+            keep more entries than others; or ``context``, which saves more there, and where columns differ, and costs
+            more time. With ``chunk`` also ``rank``: a number per chunk, which always takes the same bytes; with
+            chunk=64 few. See docs/codecs.md.
 
     Payload: positions (at most 1.06 times the entropy of k of n), then the values by the next stage.
     """

@@ -271,6 +271,9 @@ class Kernels(Protocol):
     def ranks_encode(self, positions: Tensor, n: int, counts: ChunkCounts, out: Tensor) -> int:
         """Write positions of ``topk_chunks`` to ``out`` (``ranks_nbytes``), a number per chunk; return the bytes."""
 
+    def contexts_encode(self, positions: Tensor, n: int, columns: int, out: Tensor) -> int:
+        """Write fewer than n positions of a matrix to ``out`` if it has room for them; return the bytes, or 0."""
+
     def positions_decode(self, section: Tensor, n: int, header: PositionHeader) -> Tensor: ...
 
     def sparse_decode(self, section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:

@@ -94,7 +94,7 @@ def wide_sum_nbytes(n: int, sum_width: int) -> int:
     return num_buckets(n, GROUP) * 32 * sum_width
 
 
-ALL, RICE, BITMAP, GAPS, RANKS = 0, 1, 2, 3, 4
+ALL, RICE, BITMAP, GAPS, RANKS, CONTEXTS = 0, 1, 2, 3, 4, 5
 """Modes of a position section."""
 
 POSITIONS_HEADER = 8
@@ -159,6 +159,8 @@ def read_positions_header(section: Tensor, n: int) -> PositionHeader:
         valid = 0 < k < n and low_bits == 0 and body >= GAPS_HEADER - POSITIONS_HEADER + 5 * num_buckets(k, CHUNK)
     elif mode == RANKS:
         valid = 0 < k <= n and low_bits == 0 and body > RANKS_HEADER - POSITIONS_HEADER
+    elif mode == CONTEXTS:
+        valid = 0 < k < n <= MAX_SPACING * k and low_bits == 0 and body >= CONTEXTS_HEADER - POSITIONS_HEADER
     else:
         valid = mode == ALL and k == n and low_bits == 0 and body == 0
     if not valid:
@@ -202,6 +204,41 @@ def read_ranks_header(section: Tensor, n: int, k: int) -> tuple[int, int, int]:
             f"{chunk} that keep {each}, the last one {last}"
         )
     return chunk, each, last
+
+
+CONTEXTS_HEADER = 16
+"""Bytes before the decisions: the header of the positions, u32 columns, u8 row prior, u8 column prior, u16 0."""
+
+MAX_SPACING = 4096
+"""Values for each position that are coded with contexts: every value is a decision, so this bounds a reader's time."""
+
+MAX_COLUMNS = 1 << 14
+"""Columns of a matrix whose positions are coded with contexts."""
+
+MAX_PRIOR = 9
+"""The largest prior of rows and columns."""
+
+
+def columns_of(shape: tuple[int, ...]) -> int:
+    """Columns of the matrix as which a tensor's positions are coded: its rows are the first dimension if they fit."""
+    n = math.prod(shape)
+    if len(shape) > 1:
+        for columns in (n // max(1, shape[0]), shape[-1]):
+            if 1 < columns <= MAX_COLUMNS:
+                return columns
+    return max(1, min(n, 256))
+
+
+def read_contexts_header(section: Tensor) -> tuple[int, int, int]:
+    """Return the columns and the priors of rows and columns; ``FrameError`` if they are not valid."""
+    fields = read_bytes(section, CONTEXTS_HEADER)[POSITIONS_HEADER:]
+    columns, row_prior, column_prior = int.from_bytes(fields[:4], "little"), fields[4], fields[5]
+    if not 0 < columns <= MAX_COLUMNS or max(row_prior, column_prior) > MAX_PRIOR or any(fields[6:]):
+        raise FrameError(
+            f"positions with contexts need 1 to {MAX_COLUMNS} columns, priors up to {MAX_PRIOR} and zeros after them, "
+            f"the frame has {columns}, {row_prior}, {column_prior} and {fields[6:].hex()}"
+        )
+    return columns, row_prior, column_prior
 
 
 GAPS_HEADER = 16

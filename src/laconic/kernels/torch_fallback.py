@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from laconic import counters
 from laconic.kernels import cpu
 from laconic.kernels.interface import Grid
 from laconic.kernels.reference import positions as plain
@@ -27,7 +28,7 @@ from laconic.kernels.reference.quantizers import *
 from laconic.kernels.reference.ranks import *
 from laconic.kernels.reference.reductions import put
 from laconic.kernels.reference.selection import *
-from laconic.kernels.sections import GAPS, PositionHeader, coded_max_nbytes
+from laconic.kernels.sections import CONTEXTS, GAPS, PositionHeader, coded_max_nbytes
 
 
 def encode_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
@@ -58,9 +59,30 @@ def gaps_encode(positions: Tensor, n: int, out: Tensor) -> int:
     return write_gaps(positions, n, out, encode_symbols)
 
 
+def contexts_encode(positions: Tensor, n: int, columns: int, out: Tensor) -> int:
+    _count_host(out)
+    section = out.new_empty(out.numel(), device="cpu")
+    nbytes = cpu.contexts_encode(positions.cpu(), n, columns, section)
+    out[:nbytes] = section[:nbytes]
+    return nbytes
+
+
+def contexts_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
+    """Decode decisions on the host, because each depends on those before it."""
+    _count_host(section)
+    return cpu.positions_decode(section.cpu(), n, header).to(section.device)
+
+
+def _count_host(x: Tensor) -> None:
+    if not x.is_cpu:
+        counters.count("hosted_kernels", 1, f"code=context has no kernel for {x.device.type} and runs on the host")
+
+
 def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
     if header.mode == GAPS:
         return read_gaps(section, n, header.kept, decode_symbols)
+    if header.mode == CONTEXTS:
+        return contexts_decode(section, n, header)
     return plain.positions_decode(section, n, header)
 
 

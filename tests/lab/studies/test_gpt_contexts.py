@@ -148,7 +148,7 @@ def test_part_positions_records_contexts_and_shows_them(
     again = runner.run("positions", settings=[setting], iterations=8, records=tmp_path, device="cpu")
     assert [r.to_json() for r in again] == [r.to_json() for r in records]
     tables = {table.title: table for table in make_tables(Results(records))}
-    assert len(tables["Bits by context"].rows) == len(POSITIONS) + len(SIGNS)
-    assert len(tables["Bits by selection"].rows) == 1 + len(selections.CHUNKS) + len(selections.PRICES) + 1
+    assert len(tables["Bits by context"].rows) == 3 * (len(POSITIONS) + len(SIGNS))
+    assert len(tables["Bits by selection"].rows) == 3 * (1 + len(selections.CHUNKS) + len(selections.PRICES) + 1)
     with pytest.raises(ConfigError, match="contexts need two exchanges, got 2 steps"):
         runner.run("positions", settings=[setting], iterations=2, records=tmp_path / "short", device="cpu")

@@ -25,6 +25,8 @@ from laconic.kernels.reference.positions import scale_saturating
 from laconic.kernels.reference.ranks import read_ranks, write_ranks
 from laconic.kernels.sections import (
     ALL,
+    CONTEXTS,
+    CONTEXTS_HEADER,
     GAPS,
     GAPS_HEADER,
     POSITIONS_HEADER,
@@ -36,6 +38,7 @@ from laconic.kernels.sections import (
     gap_alphabet,
     gaps_max_nbytes,
     positions_max_nbytes,
+    read_contexts_header,
     read_gaps_header,
     read_positions_header,
     read_seed,
@@ -105,8 +108,25 @@ def ranks_encode(positions: Tensor, n: int, counts: ChunkCounts, out: Tensor) ->
     return write_ranks(positions, n, counts, out, pack)
 
 
+def contexts_encode(positions: Tensor, n: int, columns: int, out: Tensor) -> int:
+    k, capacity = positions.numel(), out.numel()
+    address = bytes_at(out, capacity)
+    return _core.write_contexts(positions.data_ptr(), k, is_wide(positions), n, columns, address, capacity)
+
+
+def _contexts_decode(section: Tensor, n: int, k: int) -> Tensor:
+    columns, row_prior, column_prior = read_contexts_header(section)
+    wide, positions = empty_positions(n, k)
+    body, nbytes = section.data_ptr() + CONTEXTS_HEADER, section.numel() - CONTEXTS_HEADER
+    valid = _core.read_contexts(body, nbytes, columns, row_prior, column_prior, k, n, wide, positions.data_ptr())
+    require_valid(valid, f"decisions that do not lead to {k} positions below {n}")
+    return positions
+
+
 def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
     mode, low_bits, k = header
+    if mode == CONTEXTS:
+        return _contexts_decode(section, n, k)
     if mode == GAPS:
         return _gaps_decode(section, n, k)
     if mode == RANKS:

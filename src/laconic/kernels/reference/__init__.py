@@ -7,6 +7,7 @@ bytes have a fixed order (``pairwise_sum``), so neither the number of threads no
 from __future__ import annotations
 
 from laconic.kernels.reference.casts import *
+from laconic.kernels.reference.contexts import *
 from laconic.kernels.reference.entropy_coding import *
 from laconic.kernels.reference.gaps import *
 from laconic.kernels.reference.linear import *

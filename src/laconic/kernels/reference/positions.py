@@ -10,6 +10,7 @@ from torch import Tensor
 from laconic.errors import FrameError
 from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.reference.casts import all_finite
+from laconic.kernels.reference.contexts import contexts_decode
 from laconic.kernels.reference.gaps import gaps_decode, gaps_of
 from laconic.kernels.reference.packing import bits_to_bytes, bytes_to_bits, pack, unpack
 from laconic.kernels.reference.ranks import ranks_decode
@@ -17,6 +18,7 @@ from laconic.kernels.reference.selection import index_dtype, random_positions, t
 from laconic.kernels.sections import (
     ALL,
     BITMAP,
+    CONTEXTS,
     GAPS,
     POSITIONS_HEADER,
     RANKS,
@@ -96,6 +98,8 @@ def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
         return gaps_decode(section, n, k)
     if mode == RANKS:
         return ranks_decode(section, n, k)
+    if mode == CONTEXTS:
+        return contexts_decode(section, n, k)
     if mode == BITMAP:
         bits = bytes_to_bits(section[8:])
         positions = torch.nonzero(bits).view(-1)

@@ -343,6 +343,7 @@ def randk_decode(section: Tensor, values: Tensor, gain: float, out: Tensor, weig
 positions_encode = _with_fallback(positions.positions_encode)
 gaps_encode = _with_fallback(positions.gaps_encode)
 ranks_encode = _with_fallback(positions.ranks_encode)
+contexts_encode = torch_fallback.contexts_encode
 positions_decode = _with_fallback(positions.positions_decode)
 sparse_decode = _with_fallback(positions.sparse_decode)
 scatter = _with_fallback(positions.scatter)

@@ -6,11 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels import torch_fallback
 from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.reference import positions as plain
 from laconic.kernels.reference.gaps import read_gaps, write_gaps
 from laconic.kernels.reference.ranks import read_ranks, write_ranks
-from laconic.kernels.sections import GAPS, RANKS, RICE, PositionHeader, num_buckets, read_positions_header
+from laconic.kernels.sections import CONTEXTS, GAPS, RANKS, RICE, PositionHeader, num_buckets, read_positions_header
 from laconic.kernels.triton import entropy_coding, packing, rice
 from laconic.kernels.triton import scatter as scatter_kernels
 from laconic.kernels.triton.launch_args import exact_options
@@ -54,6 +55,8 @@ def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
         return read_gaps(section, n, header.kept, entropy_coding.decode_symbols)
     if header.mode == RANKS:
         return read_ranks(section, n, header.kept, packing.unpack)
+    if header.mode == CONTEXTS:
+        return torch_fallback.contexts_decode(section, n, header)
     positions = (
         scatter_kernels.decode_positions(section, n, header.kept)
         if header.mode == RICE and scatter_kernels.can_decode(section, n)
@@ -70,7 +73,7 @@ def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | 
     ):
         return True
     header = read_positions_header(section, out.numel())
-    if header.mode not in (GAPS, RANKS):
+    if header.mode not in (GAPS, RANKS, CONTEXTS):
         return plain.sparse_decode(section, values, out, weight)
     if header.kept != values.numel():
         return False

@@ -36,9 +36,16 @@ KIND, CONTEXTS = "gpt.positions", "gpt.contexts"
 KEEP = 1 / 64
 SPECS = tuple(
     f"topk:{KEEP}{arguments}"
-    for arguments in ("|sign", ",code=rans|sign", ",chunk=64,code=rank|sign", ",chunk=4096|bins:2")
+    for arguments in (
+        "|sign",
+        ",code=rans|sign",
+        ",code=context|sign",
+        ",chunk=64,code=rank|sign",
+        ",chunk=4096|bins:2",
+    )
 )
-"""Codecs that send one of 64 values: positions as gaps, as coded gaps, as ranks within chunks; SparseLoCo's values."""
+"""Codecs that send one of 64 values: positions as gaps, as coded gaps, by the contexts of rows and columns, as ranks
+within chunks; SparseLoCo's values."""
 GROUPS = ("hidden", "embedding", "head")
 SHARE = 0.97
 """Squared norm, beside that of the largest values, at which the least information is computed."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from laconic_lab.studies.gpt.contexts import POSITIONS, SIGNS
+from laconic_lab.studies.gpt.positions import GROUPS
 from laconic_lab.studies.gpt.results import Results, Row
 from laconic_lab.studies.gpt.selections import CHUNKS, PRICES
 from laconic_lab.studies.gpt.settings import Setting
@@ -101,25 +101,19 @@ def _positions(results: Results) -> Table:
     return make_table("Bits of a sent value", columns, rows)
 
 
-def _by_group(results: Results, cell: Callable[[Mapping[str, Any]], str]) -> list[str]:
-    """Return a cell for each training and group of matrices, in the order of ``_groups``."""
-    return [cell(values) for groups in results.contexts.values() for values in groups.values()]
-
-
-def _groups(results: Results) -> list[str]:
-    return [
-        f"{method}, {size}: {group}" for (method, size), groups in results.contexts.items() for group in groups
-    ]  # fmt: skip
-
-
 def _contexts(results: Results) -> Table:
     rows = [
-        (way[:-1], context, *_by_group(results, lambda values: _number(values[way].get(context))))  # noqa: B023
+        (group, way, context, *(_number(groups[group][way].get(context)) for groups in results.contexts.values()))
+        for group in GROUPS
         for way, contexts in (("positions", POSITIONS), ("signs", SIGNS))
         for context in contexts
         if results.contexts
     ]
-    return make_table("Bits by context", ("what is coded", "context", *_groups(results)), rows)
+    return make_table("Bits by context", ("matrices", "coded", "context", *_trainings(results)), rows)
+
+
+def _trainings(results: Results) -> list[str]:
+    return [f"{method}; {size}" for method, size in results.contexts]
 
 
 def _number(bits: float | None) -> str:
@@ -127,22 +121,17 @@ def _number(bits: float | None) -> str:
 
 
 def _selections(results: Results) -> Table:
-    names = {"the largest values": None, **{f"the largest of each {chunk}": f"chunk {chunk}" for chunk in CHUNKS}}
+    names = {f"the largest of each {chunk}": f"chunk {chunk}" for chunk in CHUNKS}
     names |= {f"a bit must earn {price:g} of the least square": f"price {price:g}" for price in PRICES}
-    names["any, if values were independent: the least information"] = "least information"
-
-    def cell(values: Mapping[str, Any], name: str | None) -> str:
-        if name is None:
-            return f"{values['positions']['none']:.2f}, 100 %"
-        bits, share = values["selections"][name]
-        return f"{bits:.2f}, {100 * share:.1f} %"
-
-    rows = [
-        (shown, *_by_group(results, lambda values: cell(values, name)))  # noqa: B023
-        for shown, name in names.items()
-        if results.contexts
-    ]
-    return make_table("Bits by selection", ("selection", *_groups(results)), rows)
+    names["any, by the least information, if values were independent"] = "least information"
+    rows: list[Sequence[str]] = []
+    for group in GROUPS if results.contexts else ():
+        of_group = [groups[group] for groups in results.contexts.values()]
+        rows.append((group, "the largest", *(f"{values['positions']['none']:.2f}, 100 %" for values in of_group)))
+        for shown, name in names.items():
+            found = [values["selections"][name] for values in of_group]
+            rows.append((group, shown, *(f"{bits:.2f}, {100 * share:.1f} %" for bits, share in found)))
+    return make_table("Bits by selection", ("matrices", "selection", *_trainings(results)), rows)
 
 
 def _compared(results: Results) -> Table:
