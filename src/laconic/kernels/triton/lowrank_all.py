@@ -18,14 +18,15 @@ from torch import Tensor
 from laconic.kernels.interface import FLOAT32_MAX, NONFINITE
 from laconic.kernels.multi_tensor_interface import Tensors
 from laconic.kernels.triton.launch_args import exact_options
-from laconic.kernels.triton.lowrank import add_columns, fold_columns
+from laconic.kernels.triton.lowrank import fold_columns
 from laconic.kernels.triton.tensor_table import part_table
 
 __all__ = ["Matrices"]
 
-ROWS, COLUMNS, TILE, FOLD = tl.constexpr(16), tl.constexpr(32), tl.constexpr(1024), tl.constexpr(1024)
-"""Rows, columns, or values of a product per program; doubles that are folded in registers."""
-UNROLL = tl.constexpr(32)
+TILE, FOLD = tl.constexpr(1024), tl.constexpr(1024)
+"""Values of a product per program; doubles that are folded in registers."""
+UNROLL = tl.constexpr(64)
+"""Rows of a factor, or columns of a sketch, whose loads are under way together: a warp mostly waits for them."""
 FIELDS = tl.constexpr(7)
 """Fields of a row: rows, columns, rank, and where sketch, factor, doubles and the tensor begin."""
 
@@ -42,21 +43,35 @@ def _program_matrix(table, parts):
 
 
 @triton.jit
-def _sketch(table, parts, addresses, bits, start, sketch, RANKS: tl.constexpr):
-    """X Q: eight partial sums by column modulo 8, then folded in halves."""
+def _sketch(table, parts, addresses, bits, start, sketch, ROWS: tl.constexpr, RANKS: tl.constexpr):
+    """X Q: eight partial sums by column modulo 8, then folded in halves. A warp per program, few sums per thread."""
     number, matrix, fields = _program_matrix(table, parts)
     rows, columns, rank = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2)
-    x = tl.load(addresses + matrix).to(tl.pointer_type(tl.float32))
-    q = start + tl.load(fields + 4)
     row = tl.load(parts + 2 * number + 1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     k = tl.arange(0, RANKS)
-    column = tl.arange(0, 8)
+    column = tl.arange(0, 8)[None, None, :]
+    # Both factors are loaded in the shape of the sums: shared loads cost less than moving values between threads.
+    x = (
+        tl.load(addresses + matrix).to(tl.pointer_type(tl.float32))
+        + row[:, None, None] * columns
+        + k[None, :, None] * 0
+    )
+    q = start + tl.load(fields + 4) + k[None, :, None] * columns + row[:, None, None] * 0
+    wanted = (row[:, None, None] < rows) & (k[None, :, None] < rank)
     sums = tl.zeros((ROWS, RANKS, 8), tl.float32)
     first = columns * 0
+    while first + UNROLL <= columns:
+        for _ in tl.static_range(UNROLL // 8):
+            sums += tl.load(x + column, mask=wanted, other=0.0) * tl.load(q + column, mask=wanted, other=0.0)
+            x += 8
+            q += 8
+        first += UNROLL
     while first < columns:
-        for _ in tl.static_range(4):
-            sums = add_columns(sums, x, q, row, k, first + column, rows, columns, rank)
-            first += 8
+        inside = wanted & (first + column < columns)
+        sums += tl.load(x + column, mask=inside, other=0.0) * tl.load(q + column, mask=inside, other=0.0)
+        x += 8
+        q += 8
+        first += 8
     product = fold_columns(sums, ROWS, RANKS)
     usable = (tl.abs(product) < _FLOAT32_MAX) & (tl.load(bits + matrix) < _NONFINITE)
     tl.store(sketch + tl.load(fields + 3) + row[:, None] * rank + k[None, :], tl.where(usable, product, _FLOAT32_MAX),
@@ -154,32 +169,33 @@ def _orthonormal(table, agreed, doubles, basis, flags, nonfinite):
 
 
 @triton.jit
-def _factor(table, parts, addresses, basis, flags, factor, RANKS: tl.constexpr):
-    """P transposed times X: row after row."""
+def _factor(table, parts, addresses, basis, flags, factor, COLUMNS: tl.constexpr, RANKS: tl.constexpr):
+    """P transposed times X: row after row. A warp per program, few sums per thread."""
     number, matrix, fields = _program_matrix(table, parts)
     rows, columns, rank = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2)
-    column = tl.load(parts + 2 * number + 1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.arange(0, RANKS)
-    base = tl.load(addresses + matrix).to(tl.pointer_type(tl.float32)) + column
-    p = basis + tl.load(fields + 3)
+    column = tl.load(parts + 2 * number + 1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    k = tl.arange(0, RANKS)[:, None]
+    # Both factors are loaded in the shape of the sums: shared loads cost less than moving values between threads.
+    x = tl.load(addresses + matrix).to(tl.pointer_type(tl.float32)) + column + k * 0
+    p = basis + tl.load(fields + 3) + k + column * 0
+    wanted = (k < rank) & (column < columns)
     total = tl.zeros((RANKS, COLUMNS), tl.float32)
     row = rows * 0
     while row + UNROLL <= rows:
-        for _ in tl.static_range(UNROLL):  # the loads of all these rows are under way together
-            values = tl.load(base, mask=column < columns, other=0.0)
-            total += values[None, :] * tl.load(p + row * rank + k, mask=k < rank, other=0.0)[:, None]
-            base += columns
-            row += 1
+        for _ in tl.static_range(UNROLL):
+            total += tl.load(x, mask=wanted, other=0.0) * tl.load(p, mask=wanted, other=0.0)
+            x += columns
+            p += rank
+        row += UNROLL
     while row < rows:
-        values = tl.load(base, mask=column < columns, other=0.0)
-        total += values[None, :] * tl.load(p + row * rank + k, mask=k < rank, other=0.0)[:, None]
-        base += columns
+        total += tl.load(x, mask=wanted, other=0.0) * tl.load(p, mask=wanted, other=0.0)
+        x += columns
+        p += rank
         row += 1
     bound = tl.div_rn(tl.full((RANKS, COLUMNS), _FLOAT32_MAX, tl.float32), (4 * rank).to(tl.float32) + total * 0)
     total = tl.minimum(tl.maximum(total, 0.0 - bound), bound)
     total = tl.where(tl.load(flags + matrix) < _NONFINITE, total, 0.0)
-    tl.store(factor + tl.load(fields + 4) + k[:, None] * columns + column[None, :], total,
-             mask=(k[:, None] < rank) & (column[None, :] < columns))  # fmt: skip
+    tl.store(factor + tl.load(fields + 4) + k * columns + column, total, mask=wanted)
 
 
 @triton.jit
@@ -189,9 +205,12 @@ def _product(table, parts, addresses, added, basis, factor, flags, flag, SUBTRAC
     columns, rank = tl.load(fields + 1), tl.load(fields + 2)
     n = tl.load(fields) * columns
     if tl.load(flags + matrix) < _NONFINITE:
-        at = tl.load(parts + 2 * number + 1).to(tl.int64) * TILE + tl.arange(0, TILE)
-        p = basis + tl.load(fields + 3) + at // columns * rank
-        q = factor + tl.load(fields + 4) + at % columns
+        begin = tl.load(parts + 2 * number + 1).to(tl.int64) * TILE
+        at = begin + tl.arange(0, TILE)
+        # Row and column of each value by divisions of 32 bits: those of 64 take longer than the rest.
+        column = (begin % columns).to(tl.int32) + tl.arange(0, TILE)
+        p = basis + tl.load(fields + 3) + (begin // columns + column // columns.to(tl.int32)) * rank
+        q = factor + tl.load(fields + 4) + column % columns.to(tl.int32)
         values = tl.load(p, mask=at < n, other=0.0) * tl.load(q, mask=at < n, other=0.0)
         k = rank * 0 + 1
         while k < rank:
@@ -262,8 +281,9 @@ class Matrices:
         def grid(counts: Sequence[int], span: int) -> _Grid:
             return _Grid(part_table(tuple(counts), span, device))
 
-        self._by_rows = grid([rows for rows, _, _ in shapes], ROWS.value)
-        self._by_columns = grid([columns for _, columns, _ in shapes], COLUMNS.value)
+        self._rows, self._columns = max(1, 4 // self._ranks), max(8, 32 // self._ranks)
+        self._by_rows = grid([rows for rows, _, _ in shapes], self._rows)
+        self._by_columns = grid([columns for _, columns, _ in shapes], self._columns)
         self._by_values = grid([rows * columns for rows, columns, _ in shapes], TILE.value)
         self.sketch, self.basis = torch.empty(sketches[-1], device=device), torch.empty(sketches[-1], device=device)
         self.factor = torch.empty(factors[-1], device=device)
@@ -279,8 +299,8 @@ class Matrices:
     def write_sketch(self, tensors: Tensor, bits: Tensor, start: Tensor) -> None:
         """Write X Q of each matrix; the largest float32 for those whose amax bits are not finite."""
         _sketch[self._by_rows.grid](
-            self._table, self._by_rows.parts, tensors, bits, start, self.sketch, RANKS=self._ranks,
-            **exact_options(num_warps=4),
+            self._table, self._by_rows.parts, tensors, bits, start, self.sketch, ROWS=self._rows, RANKS=self._ranks,
+            **exact_options(num_warps=1),
         )  # fmt: skip
 
     def write_basis(self, nonfinite: Tensor) -> None:
@@ -292,8 +312,8 @@ class Matrices:
     def write_factor(self, tensors: Tensor) -> None:
         """Write P transposed times X of each matrix; zeros where it is flagged."""
         _factor[self._by_columns.grid](
-            self._table, self._by_columns.parts, tensors, self.basis, self.flags, self.factor, RANKS=self._ranks,
-            **exact_options(num_warps=1),
+            self._table, self._by_columns.parts, tensors, self.basis, self.flags, self.factor, COLUMNS=self._columns,
+            RANKS=self._ranks, **exact_options(num_warps=1),
         )  # fmt: skip
 
     def store_products(self, targets: Tensor, factor: Tensor, invalid: Tensor, minuends: Tensor | None = None) -> None:

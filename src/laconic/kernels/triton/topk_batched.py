@@ -21,8 +21,9 @@ from laconic.kernels.triton.launch_args import exact_options
 __all__ = ["Selector"]
 
 TILE = 4096
-DIGITS = ((20, 11), (10, 10), (0, 10))
-"""Shift and width of each digit of a magnitude's 31 bits."""
+DIGITS = ((23, 8), (12, 11), (0, 12))
+"""Shift and width of each digit of a magnitude's 31 bits. The first, of all values, is counted by a histogram, which
+takes as long as it has bins; the others, of few values, by atomic additions."""
 
 
 @triton.jit
@@ -104,15 +105,17 @@ def _settle(above, equal, left, heads, firsts, taken, first, SPAN: tl.constexpr)
 
 
 @triton.jit
-def _write(x, tile_begin, tile_end, tile_slot, limit, taken, first, out, values, TILE: tl.constexpr):
+def _write(x, tile_begin, tile_end, tile_slot, limit, equal, taken, first, out, values, TILE: tl.constexpr):
     tile = tl.program_id(0)
     offsets = tl.load(tile_begin + tile) + tl.arange(0, TILE)
     valid = offsets < tl.load(tile_end + tile)
     key = _magnitudes(x, offsets, valid)
     kth = tl.load(limit + tl.load(tile_slot + tile))
-    equal = (valid & (key == kth)).to(tl.int32)
-    rank = tl.cumsum(equal, 0) - equal
-    chosen = ((valid & (key > kth)) | ((equal > 0) & (rank < tl.load(taken + tile)))).to(tl.int32)
+    chosen = (valid & (key >= kth)).to(tl.int32)
+    kept = tl.load(taken + tile)
+    if kept < tl.load(equal + tile):  # not all of the equal entries, which is rare: the first ones
+        ties = (valid & (key == kth)).to(tl.int32)
+        chosen = chosen - ((ties > 0) & (tl.cumsum(ties, 0) > kept)).to(tl.int32)
     target = tl.load(first + tile) + tl.cumsum(chosen, 0) - chosen
     tl.store(out + target, offsets.to(out.dtype.element_ty), mask=chosen > 0)
     tl.store(values + target, tl.load(x + offsets, mask=chosen > 0, other=0), mask=chosen > 0)
@@ -170,5 +173,5 @@ class Selector:
         _settle[(self._slots,)](
             above, equal, left, self._heads, self._firsts, taken, first, SPAN=1024, **exact_options(num_warps=4)
         )
-        _write[grid](*tiles, prefix, taken, first, out, values.view(torch.int32), **options)
+        _write[grid](*tiles, prefix, equal, taken, first, out, values.view(torch.int32), **options)
         return out, values
