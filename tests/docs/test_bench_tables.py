@@ -11,6 +11,7 @@ from refresh_pages import wanted_pages
 
 from laconic import FileError
 from laconic.records import Record, read, write
+from laconic.train.methods import METHODS
 from laconic_lab.bench import Settings, run
 
 TOP = "# top\n\n<!-- bench:begin -->\nold\n<!-- bench:end -->\n\nend\n"
@@ -79,11 +80,12 @@ def test_demo_records_give_the_demo_block():
     common = {"model": "mlp", "data": "digits", "workers": 2, "iterations": 20, "command": "laconic demo --methods 1,5"}
     runs = [
         {"method": "1", "what": "all", "accuracy": 91.25, "wire_bytes_per_iteration": 5_000_000.0, "total_s": 2.0},
-        {"method": "5", "what": "a | b", "accuracy": 90.0, "wire_bytes_per_iteration": 20_000.0, "total_s": 1.5},
+        {"method": "mine", "what": "a | b", "accuracy": 90.0, "wire_bytes_per_iteration": 20_000.0, "total_s": 1.5},
     ]
     ((name, markdown),) = blocks([Record("demo.method", run | common) for run in runs])
     assert name == "demo" and "`laconic demo --methods 1,5`" in markdown
     assert "| a \\| b | 90.0 | 20.0 | 1/250 | 1.50 |" in markdown
+    assert f"| {METHODS['1'][0]} | 91.2" in markdown  # the present description of a known method, not the Record's
 
 
 def test_records_without_codecs_raise_and_name_the_command():
