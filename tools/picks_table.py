@@ -13,7 +13,7 @@ from laconic.tables import Table
 
 NOT_TRAINED = "not trained here"
 NAMES = {"gpt-small": "GPT", "vgg11": "VGG-11", "lenet5": "LeNet-5"}
-GBIT, SLOWER = "1 Gbit/s", "slower"
+GBIT, SLOWER = "1\N{NO-BREAK SPACE}Gbit/s", "slower"
 
 
 @dataclass(frozen=True)
