@@ -115,6 +115,10 @@ class SGD:
         """Return what a state may hold, by name."""
         return {slot: x.shape for slot, x in parameters.items()}
 
+    def moments(self) -> dict[str, Tensor]:
+        """Return the state that may overflow while parameters stay finite: none, an infinite momentum moves them."""
+        return {}
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the momentum of each slot that was updated."""
         return {slot: velocity.clone() for slot, velocity in self._velocity.items()}
@@ -194,13 +198,20 @@ class TorchOptimizer:
         moments = {f"{name}/{slot}": x.shape for name in names for slot, x in parameters.items()}
         return moments | {f"step/{slot}": torch.Size([]) for slot in parameters}
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return a copy of the moments of each slot, as ``exp_avg/slot``, and of its number of steps."""
-        return {key: x.clone() for key, x in self._saved.items()} | {
-            f"{name}/{slot}": torch.as_tensor(x).clone()
+    def moments(self) -> dict[str, Tensor]:
+        """Return the state of slots that were updated, not copied.
+
+        It may overflow while parameters stay finite: an infinite second moment makes all later steps zero.
+        """
+        return {
+            f"{name}/{slot}": torch.as_tensor(x)
             for slot, optimizer in self._optimizers.items()
             for name, x in optimizer.state[optimizer.param_groups[0]["params"][0]].items()
         }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of the moments of each slot, as ``exp_avg/slot``, and of its number of steps."""
+        return {key: x.clone() for key, x in (self._saved | self.moments()).items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._optimizers.clear()

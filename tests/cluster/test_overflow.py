@@ -15,7 +15,9 @@ from helpers import Events, core_of, job_of, open_session
 from laconic.cluster import checkpoint
 from laconic.cluster.core import Core
 from laconic.cluster.replies import RefusedError
+from laconic.errors import FileError
 from laconic.frames import encode
+from laconic.optim import TorchOptimizer
 from laconic.train.run import CHECKPOINTS
 from waiting import in_threads
 
@@ -51,6 +53,44 @@ def train_until_refused(core: Core, worker: int, value: float, exchanges: int) -
     except RefusedError as error:
         return error.reason
     return ""
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("options", [{}, {"returns": "gradients"}, {"mode": "async"}], ids=str)
+def test_moments_that_overflow_end_the_job_like_weights(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Infinite second moments would make all later steps zero, though the weights stay finite."""
+    folder = checkpoint.Folder(tmp_path)
+    job = job_of(workers=1, lr=0.01, **options)
+
+    def core() -> Core:
+        return Core(job, {"w": torch.zeros(4), "b": torch.zeros(2)}, TorchOptimizer(kind), lambda _: 0.01, exchanges=9)
+
+    first = core()
+    first.on_update(lambda version: folder.save(version, *first.state()))
+    open_session(first, 0)
+    assert train_until_refused(first, 0, 0.1, 2) == ""
+    assert train_until_refused(first, 0, 1e25, 1) == "diverged"
+    assert "exp_avg_sq" in (first.failure or "") and "--lr" in (first.failure or "")
+    latest = checkpoint.load_latest(tmp_path)
+    assert latest is not None and latest.step == 2
+    assert all(bool(x.isfinite().all()) for x in latest.tensors.values())
+    resumed = core()
+    resumed.load(latest.tensors, latest.meta)
+    open_session(resumed, 0)
+    before = resumed.parameters["w"].clone()
+    assert train_until_refused(resumed, 0, 0.1, 1) == "" and not torch.equal(resumed.parameters["w"], before)
+
+
+@pytest.mark.parametrize("key", ["parameter/w", "optimizer/exp_avg_sq/w"])
+@pytest.mark.parametrize("value", [torch.tensor(float("nan")), torch.tensor(1e300, dtype=torch.float64)], ids=str)
+def test_checkpoint_with_values_that_are_not_finite_is_refused(key: str, value: torch.Tensor) -> None:
+    core = Core(job_of(workers=1), {"w": torch.zeros(4)}, TorchOptimizer("adamw"), lambda _: 0.01)
+    tensors, meta = core.state()
+    tensors |= {"optimizer/step/w": torch.tensor(1.0), "optimizer/exp_avg/w": torch.zeros(4)}
+    tensors[key] = value.expand(4).clone()
+    with pytest.raises(FileError, match=f"holds {key.partition('/')[0]} .* with values that are not finite"):
+        core.load(tensors, meta)
+    assert core.version == 0 and not core.parameters["w"].any()
 
 
 @pytest.mark.parametrize("options", JOBS, ids=str)

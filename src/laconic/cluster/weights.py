@@ -31,6 +31,7 @@ class Optimizer(Protocol):
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
     def state_shapes(self, parameters: Mapping[str, Tensor]) -> Mapping[str, torch.Size]: ...
+    def moments(self) -> Mapping[str, Tensor]: ...
     def forget(self, slots: Iterable[str]) -> None: ...
     def spend(self, parameters: Mapping[str, Tensor], slots: Iterable[str], *, lr: float) -> None: ...
 
@@ -147,9 +148,9 @@ class Weights:
             self.channel.forget(renewed, SUBSPACE_RENEWED)
 
     def _require_finite(self) -> None:
-        for tensors in (self.parameters, self.held, self.resident):
+        for tensors in (self.parameters, self.held, self.resident, self._optimizer.moments()):
             for name, x in tensors.items():
-                if not kernels.backend_for(x).all_finite(x.reshape(-1)):
+                if not _is_finite(x):
                     raise NonFiniteError(f"slot {name!r}: expected finite values, got a NaN or an infinity")
 
     def encode_difference(self, slot: int, name: str, held: dict[str, Tensor], channel: Channel) -> bytes:
@@ -245,6 +246,8 @@ class Weights:
                 for name, x in saved.items():
                     if known[part].get(name) != x.shape:
                         raise FileError(f"the checkpoint holds {part} {name!r} of {list(x.shape)}, which is not ours")
+                    if not _is_finite(x.to(torch.float32)):  # as it is loaded
+                        raise FileError(f"the checkpoint holds {part} {name!r} with values that are not finite")
             elif part not in ("channel", "resident", "scales"):
                 raise FileError(f"the checkpoint holds tensors of an unknown kind, {part!r}")
 
@@ -266,3 +269,7 @@ class Weights:
         self.version = self.uploaded_version = int(meta["version"])
         if self._resident is not None:
             self._resident.load(parts["resident"], self.version)
+
+
+def _is_finite(x: Tensor) -> bool:
+    return kernels.backend_for(x).all_finite(x.reshape(-1))
