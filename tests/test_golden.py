@@ -6,8 +6,9 @@ import pytest
 
 import laconic
 from golden import make
-from laconic import kernels
+from laconic import kernels, wire
 from laconic.codecs import registry
+from laconic.kernels.sections import ALL, CONTEXTS, GAPS, RANKS, RICE
 
 CASES = pytest.mark.parametrize("case", make.CASES, ids=[case.name for case in make.CASES])
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -53,6 +54,16 @@ def test_golden_frames_cover_all_chunk_modes():
         for mode in packet.modes
     }
     assert set(modes) == {"constant", "raw", "huffman", "rans"}
+
+
+def test_golden_frames_cover_all_position_modes():
+    """All that a writer uses: a Rice code of parameter 0 is as small as a bitmap."""
+    sections = [
+        wire.unpack(case.path.read_bytes()).sections
+        for case in make.CASES
+        if case.spec.startswith(("topk", "threshold"))
+    ]
+    assert {int(found[0][0]) for found in sections if found} == {ALL, RICE, GAPS, RANKS, CONTEXTS}
 
 
 def test_golden_files_are_all_described():

@@ -80,6 +80,12 @@ def few_rows(*shape: int) -> Tensor:
     return x * torch.where(torch.arange(shape[0]) % 8 == 0, 16.0, 1.0)[:, None]
 
 
+def few_columns(*shape: int) -> Tensor:
+    """A ramp with large entries in some columns only, at no regular distance; a vector has 256 columns."""
+    columns = ramp(min(shape[-1], 256)).abs() > 0.5
+    return ramp(*shape) * torch.where(columns, 16.0, 1.0)[torch.arange(shape[-1]) % 256]
+
+
 CASES = (
     Case("none", "none", lambda: ramp(5, 7)), Case("none-bf16", "none", lambda: ramp(5, 7, dtype=torch.bfloat16)),
     Case("none-fp64", "none", lambda: ramp(3, dtype=torch.float64)), Case("fp16", "fp16", lambda: ramp(33)),
@@ -130,8 +136,8 @@ CASES = (
     Case("topk-ranks", "topk:0.015625,chunk=64,code=rank|sign", lambda: ramp(30, 37)),
     Case("topk-ranks-six", "topk:0.1,chunk=64,code=rank|sign", lambda: ramp(30, 37)),
     Case("topk-context", "topk:0.1,code=context|sign", lambda: few_rows(64, 48)),
-    Case("topk-context-vector", "topk:0.03,code=context", lambda: torch.cat([ramp(1500), 4 * ramp(600), ramp(900)])),
-    Case("threshold-context", "threshold:0.9,code=context|sign", lambda: few_rows(128, 80)),
+    Case("topk-context-vector", "topk:0.05,code=context", lambda: few_columns(5000)),
+    Case("threshold-context", "threshold:4.0,code=context|sign", lambda: few_columns(90, 83)),
     Case("threshold-gaps", "threshold:0.9,code=rans|sign", lambda: few_rows(128, 80)),
     Case("bins", "bins:2,bucket=128"), Case("bins-1", "bins:1,bucket=128"),
     Case("bins-4", "bins:4,bucket=256"), Case("bins-huffman", "bins:3,bucket=128|huffman"),

@@ -28,7 +28,7 @@ CODES = ("rice", "rans", "context")
 def encode_positions(
     positions: Tensor, n: int, kernels: Kernels, arena: Arena, code: str = "rice", columns: int = 1
 ) -> Tensor:
-    """Return the section of ascending positions, by another code than ``rice`` if that makes it smaller.
+    """Return the smallest section of ascending positions: ``rans`` tries gaps, ``context`` gaps and decisions.
 
     Args:
         columns: Of the matrix that the positions belong to, for ``context``.
@@ -36,16 +36,16 @@ def encode_positions(
     k = positions.numel()
     section = arena.take(positions_max_nbytes(n, k))
     nbytes = kernels.positions_encode(positions, n, section)
-    if code == "context" and k < n <= MAX_SPACING * k:
-        smaller = torch.empty(nbytes - 1, dtype=torch.uint8, device=section.device)
-        coded_nbytes = kernels.contexts_encode(positions, n, columns, smaller)
-        if coded_nbytes:
-            nbytes = coded_nbytes
-            section[:nbytes] = smaller[:nbytes]
-    if code == "rans" and k < n:
+    if code in ("rans", "context") and k < n:
         coded = torch.empty(gaps_max_nbytes(n, k), dtype=torch.uint8, device=section.device)
         coded_nbytes = kernels.gaps_encode(positions, n, coded)
         if coded_nbytes < nbytes:
+            nbytes = coded_nbytes
+            section[:nbytes] = coded[:nbytes]
+    if code == "context" and k < n <= MAX_SPACING * k:
+        coded = torch.empty(nbytes - 1, dtype=torch.uint8, device=section.device)
+        coded_nbytes = kernels.contexts_encode(positions, n, columns, coded)
+        if coded_nbytes:
             nbytes = coded_nbytes
             section[:nbytes] = coded[:nbytes]
     return arena.trim(section, nbytes)

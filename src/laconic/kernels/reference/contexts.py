@@ -50,7 +50,8 @@ def _walk(n: int, k: int, columns: int, row_prior: int, column_prior: int, decid
             return False
         # what a unit of weight is expected to send, in units of 2^-36
         unit = (((left << 24) // (n - begin) * columns) << 12) // total
-        width, seen, column, sent = min(columns, n - begin), 0, 0, []
+        width, seen, column = min(columns, n - begin), 0, 0
+        sent: list[int] = []
         while column < width and left:
             expected = (unit * seen) >> 28
             rate = min((((len(sent) << 8) + prior) << 12) // (expected + prior), MAX_RATE)
