@@ -18,8 +18,8 @@ from laconic_lab.bench.gpt.settings import show_link
 from laconic_lab.bench.gpt.text import load_text
 
 TINY: dict[str, Any] = {
-    "ranks": (2,), "links": (), "methods": ("ddp", "laconic-topk"), "steps": 4, "stretch": 1.0, "width": 16,
-    "layers": 1, "heads": 2, "context": 8, "batch": 1, "eval_every": 2, "eval_windows": 8,
+    "ranks": (2,), "links": ("none",), "methods": ("ddp", "laconic-topk", "laconic-qsgd"), "steps": 4,
+    "stretch": 1.0, "width": 16, "layers": 1, "heads": 2, "context": 8, "batch": 1, "eval_every": 2, "eval_windows": 8,
 }  # fmt: skip
 
 
@@ -101,6 +101,10 @@ def test_goals_are_judged_by_time_waiting_and_confirmed_times() -> None:
     assert "composed 200 s, all 160 steps timed 195 s (+2.6 %)" in table.notes
     slow = [record("ddp", 200.0), record("laconic-sign", 40.0, waiting_share=0.2)]
     assert [met for met, _ in gpt_tables(slow)[0].verdicts] == [False, False]
+    # Gradients in every step: compared as ours, and free to wait for the exchange.
+    gradients = [record("ddp", 200.0), record("fp16", 120.0), record("laconic-qsgd", 10.0, waiting_share=0.9)]
+    (verdict,) = gpt_tables(gradients)[0].verdicts
+    assert verdict[0] and "12.0 times as fast as AdamW, `fp16_compress_hook`" in verdict[1]
     assert gpt_tables([record("ddp", 200.0, training={**GPTSettings().training(), "steps": 8})])[0].verdicts == ()
 
 
@@ -113,10 +117,13 @@ def test_two_ranks_end_with_equal_bits_and_finished_work_is_not_repeated() -> No
     settings = GPTSettings(**TINY)
     saved: list[int] = []
     records = run_gpt(settings, save=lambda measured: saved.append(len(measured)))
-    assert [one.kind for one in records] == ["bench.gpt.check", "bench.gpt.loss", "bench.gpt.loss"]
-    assert saved == [1, 2, 3] and all(one.values.get("failed") is None for one in records)
+    assert [one.kind for one in records] == ["bench.gpt.check", *["bench.gpt.loss"] * 3]
+    assert saved == [1, 2, 3, 4] and all(one.values.get("failed") is None for one in records)
     assert [step for step, _ in records[1].values["curve"]] == [0, 2, 4]
-    assert records[1].values["curve"][0] == records[2].values["curve"][0]  # the same weights and text
+    plain, _, gradients = (one.values["curve"] for one in records[1:])
+    assert plain[0] == records[2].values["curve"][0] == gradients[0]  # the same weights and text
+    assert plain[-1] != gradients[-1] == [4, pytest.approx(plain[-1][1], rel=0.01)]
+    assert records[3].values["title"] == "laconic: AdamW, `qsgd:4` of gradients"
     assert run_gpt(settings, finished=records) == records
 
 
