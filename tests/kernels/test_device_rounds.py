@@ -20,6 +20,7 @@ from laconic import kernels
 from laconic.collective.exchange import Exchange, _uses_allreduce
 from laconic.collective.reductions import device_replay
 from laconic.collective.reductions.allreduce import Reducer
+from laconic.collective.reductions.exact import Exact
 from laconic.collective.reductions.two_shot import TwoShot
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("no_compile_fallback")]
@@ -185,3 +186,24 @@ def test_prepared_mean_takes_the_host_few_calls(tmp_path: Path) -> None:
     (many,) = ranks.run_ranks(partial(calls_of_prepared_means, "ef|qsgd:4", 12), 1, tmp_path)
     assert few["calls"] <= 40 and many["calls"] <= few["calls"] + 5 * 10
     assert many["values"] == 3 * (12 * 128 + 5) and many["round"] == 3
+
+
+def exact_means(rank: int, world: int) -> list[bool]:
+    """Whether gathering and copying back by kernels gives the bits of torch's operations, round by round."""
+    named = [(name, x) for name, x in slots(rank, 0)] + [("odd", laws.normal(5, seed=rank))]
+    expected = [(name, x.clone()) for name, x in named]
+    on_device = [(name, x.to(DEVICE)) for name, x in named]
+    by_torch, by_kernels, same = Exact(), Exact(), []
+    with kernels.use_backend("triton"):
+        launch = by_kernels.prepare(on_device)
+    for _ in range(2):
+        by_torch.reduce_all(expected)
+        with kernels.use_backend("triton"):
+            launch()()
+        same += [laws.same_bits(x.cpu(), y) for (_, x), (_, y) in zip(on_device, expected, strict=True)]
+    same.append(by_kernels.stats.wire_bytes == by_torch.stats.wire_bytes > 0)
+    return same
+
+
+def test_exempt_slots_gathered_by_kernels_have_the_same_means(tmp_path: Path) -> None:
+    assert all(all(same) for same in ranks.run_ranks(exact_means, 2, tmp_path))

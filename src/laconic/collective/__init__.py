@@ -17,11 +17,12 @@ from laconic.collective.local import LocalSGD, muon, split_parameters
 from laconic.collective.operations import all_gather, all_reduce, recv, reduce_scatter, send
 from laconic.collective.point_to_point import PointToPoint
 from laconic.collective.reductions.allreduce import Reducer, allreduce
+from laconic.collective.reductions.device_replay import record_exchanges
 from laconic.collective.reductions.two_shot import TwoShot
 from laconic.collective.stats import ExchangeStats
 
 __all__ = [
     "Attachment", "Collectives", "Exchange", "ExchangeStats", "LocalSGD", "PointToPoint", "Reducer", "TwoShot",
-    "all_gather", "all_reduce", "allreduce", "attach", "differing", "muon", "recv", "reduce_scatter", "send",
-    "split_parameters",
+    "all_gather", "all_reduce", "allreduce", "attach", "differing", "muon", "record_exchanges", "recv",
+    "reduce_scatter", "send", "split_parameters",
 ]  # fmt: skip

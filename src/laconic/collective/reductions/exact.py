@@ -44,7 +44,7 @@ class _Joined:
         contiguous = all(x.is_contiguous() for x in tensors)
         flattened = [x.view(-1) for x in tensors] if contiguous else None
         shaped = [part.view(x.shape) for x, part in zip(tensors, parts, strict=True)]
-        backend = kernels.multi_tensor_backend_for(flat) if flat.is_cuda else None
+        backend = kernels.multi_tensor_backend_for(flat)
         if backend is None or flattened is None or flat.dtype != torch.float32:
             gather: Callable[[], object] = lambda: torch.cat(flattened or [x.reshape(-1) for x in tensors], out=flat)  # noqa: E731
             scatter: Callable[[], object] = lambda: torch._foreach_copy_(list(tensors), shaped)  # noqa: E731
