@@ -210,4 +210,4 @@ def test_work_that_cannot_be_recorded_is_launched_and_torch_stays_usable(nccl_ra
     with torch.cuda.stream(stream):
         for _ in range(5):
             again()
-    assert float(waits) == 5 and again._replay is not None
+    assert float(waits) == 5  # recorded or, where torch refuses that from now on, launched

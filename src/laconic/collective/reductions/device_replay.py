@@ -152,6 +152,7 @@ class Replay:
                 graph = _captured(self._launch, self._device, _pools[key].handle)
         except Exception as error:  # of any kind: what is wrong with the work itself is raised when it is launched
             self._left, self._tables = -1, []
+            _pools.pop(key, None)  # torch may refuse to record into it again
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             counters.count(
                 "unrecorded_exchanges", 1, f"a CUDA graph cannot hold the exchange ({reason}): it is launched"
