@@ -1,9 +1,10 @@
-"""The table of a tier of the fault campaign, for docs/faults.md."""
+"""The tables of docs/faults.md: a tier of the fault campaign, and the server's throughput before and now."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from laconic.records import Record
@@ -22,12 +23,59 @@ def tier_block(records: Sequence[Record]) -> str:
             _what(part, mine), f"{goal:,}", f"{summary.done:,}", str(len(summary.broken)), str(len(summary.repeated)),
             _dates(summary),
         ))  # fmt: skip
-    machines = {f"{record.machine['cpu']}, {record.machine['cores']} cores" for record in records}
     table = Table(("what", "goal", "done", "broken", "broken before, run again", "dates"), rows).to_markdown()
     return (
-        f"{table}\n\n{'; '.join(sorted(machines))}, shared with other work. `laconic lab faults --tier {TIER} --record "
+        f"{table}\n\n{_machines(records)}. `laconic lab faults --tier {TIER} --record "
         f"results/faults/tier{TIER}.jsonl` continues where these Records end."
     )
+
+
+def throughput_block(records: Sequence[Record]) -> str:
+    """Return how the server's throughput compares with that of an earlier commit, from Records taken in turns."""
+    rows, shown = [], {
+        "aggregation": {"ratio": "throughput relative to bare gRPC", "server_cpu_s": "processor seconds of a round"},
+        "load": {"pushes_per_s": "pushes per second of 64 clients"},
+    }  # fmt: skip
+    for part, values in shown.items():
+        mine = [record for record in records if record.kind == f"cluster.{part}"]
+        for name, what in values.items():
+            before, after = ([record.values[name] for record in mine[i::2]] for i in (0, 1))
+            ratios = sorted(y / x for x, y in zip(before, after, strict=True))
+            rows.append((
+                what, f"{median(before):.3g}", f"{median(after):.3g}",
+                f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})", str(len(ratios)),
+            ))  # fmt: skip
+    errors = sum(len(record.values["errors"]) for record in records if record.kind == "cluster.load")
+    table = Table(("what", "before", "now", "ratio of a turn: median (range)", "turns"), rows).to_markdown()
+    commits = " and ".join(f"`{commit}`" for commit in dict.fromkeys(str(record.commit) for record in records))
+    return f"{table}\n\n{commits}, {errors} errors, {_machines(records)} at the same time."
+
+
+def heap_block(records: Sequence[Record]) -> str:
+    """Return what a soak with many faults holds on the heap, in the two halves of its time."""
+    samples = records[-1].values["samples"]
+    shown = {
+        "used_nbytes": "MB of glibc's blocks in use", "free_nbytes": "MB of its free blocks",
+        "rss_nbytes": "MB of memory", "threads": "threads", "descriptors": "open files", "cores": "servers' states",
+        "clients": "clients", "channels": "connections", "tensors": "tensors",
+    }  # fmt: skip
+    rows = []
+    for name, what in shown.items():
+        values = [sample[name] / (1e6 if name.endswith("nbytes") else 1) for sample in samples]
+        half = len(values) // 2
+        medians = (
+            f"{median(part):.0f} ({min(part):.0f} to {max(part):.0f})" for part in (values[:half], values[half:])
+        )
+        rows.append((what, *medians))
+    table = Table(("median (range)", "first half", "second half"), rows).to_markdown()
+    return (
+        f"{table}\n\nA fault every second, {len(samples)} samples in {samples[-1]['seconds']} s; {_machines(records)}."
+    )
+
+
+def _machines(records: Sequence[Record]) -> str:
+    machines = {f"{record.machine['cpu']}, {record.machine['cores']} cores" for record in records}
+    return f"{'; '.join(sorted(machines))}, shared with other work"
 
 
 def _dates(summary: PartSummary) -> str:

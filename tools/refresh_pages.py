@@ -19,7 +19,7 @@ import plan_promises
 import recipe_evidence
 from bench_tables import blocks
 from choosing_tables import ServerRuns, choosing_blocks, first_table
-from fault_tables import tier_block
+from fault_tables import heap_block, throughput_block, tier_block
 from first_picture import first_picture
 from gpt_tables import gpt_table, gradients_table, time_table
 from links_picture import picture
@@ -78,9 +78,9 @@ def wanted_files() -> dict[Path, str]:
     for name, markdown in choosing_blocks(server).items():
         pages[choosing] = fill(pages[choosing], name, markdown)
     faults = ROOT / "docs" / "faults.md"
-    pages[faults] = fill(
-        faults.read_text(encoding="utf-8"), "tier3", tier_block(read(RESULTS / "faults" / "tier3.jsonl"))
-    )
+    text = fill(faults.read_text(encoding="utf-8"), "tier3", tier_block(read(RESULTS / "faults" / "tier3.jsonl")))
+    text = fill(text, "heap", heap_block(read(RESULTS / "faults" / "heap.jsonl")))
+    pages[faults] = fill(text, "throughput", throughput_block(read(RESULTS / "faults" / "throughput.jsonl")))
     transformers = ROOT / "docs" / "transformers.md"
     text = fill(transformers.read_text(encoding="utf-8"), "optimizers", choosing_blocks(server)["optimizers"])
     pages[transformers] = fill(fill(text, "time", time_table()), "gradients", gradients_table())
