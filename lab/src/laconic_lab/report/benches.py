@@ -36,7 +36,7 @@ def cluster(records: Records) -> Section:
         columns = ("link", "method", "ms a round", "speed-up", "kB a round")
         note = "Median milliseconds without computation."
         section.plots.append(bars_by_link("cluster-rounds", "Rounds of a parameter server", note, columns, rows))
-    for load in records.get("cluster.load", [])[:1]:
+    for load in [one for one in records.get("cluster.load", []) if one.get("rss_over_time")][:1]:
         rows = [(second, nbytes / 1e6, files) for second, nbytes, files in load["rss_over_time"]]
         data = Data(("seconds", "MB resident", "descriptors"), rows)
         section.plots.append(
@@ -85,9 +85,10 @@ def device(records: Records) -> Section:
         for verb in ("encode", "decode") if rows
     ]  # fmt: skip
     steps: Rows = [
-        (step["spec"], f"{step['model']}, batch {step['batch']}", step["attached_added_percent"], 1e3 * step["ddp_s"])
+        (step["spec"], f"{step['model']}, batch {step['batch']}{', compiled' * bool(step.get('compiled'))}",
+         step["attached_added_percent"], 1e3 * step["ddp_s"])
         for step in records.get("bench.device.step", [])
-    ]
+    ]  # fmt: skip
     if steps:
         data = Data(("codec", "model", "% added to a step", "ms a step of DDP"), steps)
         section.plots.append(

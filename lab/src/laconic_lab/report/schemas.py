@@ -98,9 +98,12 @@ class ClusterRound(TypedDict):
     workers: int
 
 
-class ClusterLoad(TypedDict):
-    clients: int
+class _ServerMemory(TypedDict, total=False):
     rss_over_time: list[list[float]]
+
+
+class ClusterLoad(_ServerMemory):
+    clients: int
 
 
 class CodecBenchmark(TypedDict):
