@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 
 import laconic
 import laws
+from laconic.frames import _Scratch
 
 SPECS = ("qsgd:4", "terngrad", "sign", "onebit", "bins:2", "uniform:6", "topk:0.01|qsgd:4", "topk:0.02,approx=true",
          "randk:0.05", "threshold:2.0", "fp16", "none", "adaptive:4.0,tail=0.01", "adaptive:5.0|huffman",
@@ -96,3 +98,27 @@ def test_thread_pool_works_after_a_fork_and_ends_with_the_process():
     done = subprocess.run([sys.executable, "-c", FORK, *specs], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[0, 0]"
+
+
+def test_buffers_of_many_threads_are_bounded(monkeypatch):
+    gc.collect()
+    before = _Scratch.kept_by_all
+    monkeypatch.setattr(_Scratch, "MAX_KEPT_BY_ALL", before + (5 << 20))
+    x, done, most = torch.randn(1 << 18), threading.Barrier(17), []
+
+    def run():
+        frame = laconic.encode(x, "none")
+        most.append(_Scratch.kept_by_all)
+        done.wait(30)
+        assert torch.equal(laconic.decode(frame), x)
+
+    threads = [threading.Thread(target=run) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    done.wait(30)
+    for thread in threads:
+        thread.join(30)
+    assert before + (1 << 20) <= max(most) <= before + (5 << 20)  # 16 threads would have kept 16 MiB
+    del thread, threads
+    gc.collect()
+    assert _Scratch.kept_by_all <= before  # that of a thread that has ended is free

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -25,9 +26,15 @@ _NONFINITE = ("raise", "skip")
 
 
 class _Scratch(threading.local):
-    """A buffer per thread that is reused: allocating memory costs more than encoding into it."""
+    """A buffer per thread that is reused: allocating memory costs more than encoding into it.
+
+    Buffers of all threads together are bounded: a server has a hundred threads, each of which may encode a snapshot.
+    """
 
     MAX_KEPT = 1 << 28
+    MAX_KEPT_BY_ALL = 1 << 29
+    kept_by_all = 0
+    _lock = threading.RLock()  # a finalizer may run anywhere
 
     def __init__(self) -> None:
         self.buffers: dict[bool, Tensor] = {}
@@ -37,9 +44,25 @@ class _Scratch(threading.local):
         buffer = self.buffers.get(pinned)
         if buffer is None or buffer.numel() < nbytes:
             buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
-            if nbytes <= self.MAX_KEPT:  # a rare large buffer must not stay for the life of the thread
+            if nbytes <= self.MAX_KEPT and self._keep(buffer):  # a rare large one must not stay for the thread's life
                 self.buffers[pinned] = buffer
         return buffer
+
+    @classmethod
+    def _keep(cls, buffer: Tensor) -> bool:
+        """Count a buffer until it is freed; return False if there are too many already."""
+        nbytes = buffer.numel()
+        with cls._lock:
+            if cls.kept_by_all + nbytes > cls.MAX_KEPT_BY_ALL:
+                return False
+            cls.kept_by_all += nbytes
+        weakref.finalize(buffer, cls._released, nbytes).atexit = False
+        return True
+
+    @classmethod
+    def _released(cls, nbytes: int) -> None:
+        with cls._lock:
+            cls.kept_by_all -= nbytes
 
 
 _scratch = _Scratch()

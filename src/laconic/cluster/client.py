@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from typing import Any, TypeVar
 
 import grpc
 
+from laconic import counters
 from laconic._version import __version__
 from laconic.cluster import protocol
+from laconic.cluster.call_thread import CallThread, StuckCallError
 from laconic.cluster.connection import ServerStatus
 from laconic.cluster.job import Job, Slots
 from laconic.cluster.rejoin import Offer
@@ -30,6 +33,8 @@ T = TypeVar("T")
 MAX_DAMAGED = 3
 """How many damaged messages in a row are retried."""
 FATAL = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+STUCK_AFTER = 30.0
+"""Seconds after the longest deadline at which a call counts as stuck."""
 SLOWEST_LINK = 125_000
 """Bytes per second of the slowest link on which a call must not time out."""
 
@@ -91,10 +96,16 @@ class Client:
         self.stats: dict[str, float] = {}
         """The ``WORKER_STATS`` to report with a push now and then, and when this worker leaves."""
         self._began = self._next_report = time.monotonic()
-        if credentials is None:
-            self._channel = grpc.insecure_channel(address, options=protocol.GRPC_OPTIONS)
+        self._credentials = credentials
+        self._connect()
+
+    def _connect(self) -> None:
+        options = protocol.GRPC_OPTIONS
+        if self._credentials is None:
+            self._channel = grpc.insecure_channel(self.address, options=options)
         else:
-            self._channel = grpc.secure_channel(address, credentials, options=protocol.GRPC_OPTIONS)
+            self._channel = grpc.secure_channel(self.address, self._credentials, options=options)
+        self._calls = CallThread()
         self._join = self._channel.unary_unary(protocol.RPC_PATHS["Join"])
         self._hello = self._channel.unary_unary(protocol.RPC_PATHS["Hello"])
         self._leave = self._channel.unary_unary(protocol.RPC_PATHS["Leave"])
@@ -198,7 +209,13 @@ class Client:
             log.info("the server did not confirm that this worker leaves")
 
     def close(self) -> None:
+        self._calls.close()
         self._channel.close()
+
+    def _reconnect(self) -> None:
+        """Leave a connection with a stuck call behind."""
+        threading.Thread(target=self._channel.close, name="laconic-close", daemon=True).start()  # may be stuck, too
+        self._connect()
 
     def _receive(self, messages: Iterator[bytes], limits: Sequence[int]) -> Reply:
         """Read one or more frames per slot, at most ``len(limits)``, and check them while they can be sent again."""
@@ -226,7 +243,11 @@ class Client:
         waiting_since: float | None = None
         while True:
             try:
-                return attempt()
+                return self._calls.call(attempt, 2 * self.timeout + STUCK_AFTER)  # no call's deadline is longer
+            except StuckCallError as error:
+                counters.count("stuck calls", 1, f"gRPC keeps a call to server {self.address} past its deadline")
+                code, details = grpc.StatusCode.UNAVAILABLE, str(error)
+                self._reconnect()
             except FrameError as error:
                 code, details = grpc.StatusCode.DATA_LOSS, str(error)
             except grpc.RpcError as error:

@@ -259,10 +259,10 @@ class Scenario:
             self.check()
 
     def _wait(self, threads: list[threading.Thread]) -> None:
-        """Wait until the threads have ended or the time is over."""
+        """Wait until the threads have ended, a worker has given up or the time is over."""
         left, in_all = self._timeout_s, 3 * self._timeout_s
         for thread in threads:
-            while thread.is_alive() and min(left, in_all) > 0:
+            while thread.is_alive() and min(left, in_all) > 0 and not self._failed:
                 began = time.monotonic()
                 thread.join(0.1)
                 took = time.monotonic() - began

@@ -1,0 +1,66 @@
+"""Calls that gRPC never ends, though their deadlines are over: a worker leaves them behind and goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from grpc_peers import begin, client_of, exchange, serving
+from helpers import TIMEOUT, core_of, job_of
+
+from laconic import counters
+from laconic.cluster import client as client_module
+from laconic.cluster.call_thread import CallThread, StuckCallError
+from laconic.cluster.replies import RefusedError
+from laconic.frames import encode
+
+FRAME = encode(torch.ones(8), "none")
+
+
+def test_worker_leaves_a_stuck_call_behind_and_exchanges_on_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "STUCK_AFTER", 0.2)
+    core = core_of(job_of(mode="async"), {"w": torch.zeros(8)})
+    released = threading.Event()
+    with serving(core) as server:
+        client = client_of(server, 0, timeout=0.3)
+        begin(client)
+        sequence = client.snapshot().sequence
+
+        def stuck(request: Iterator[bytes], timeout: float) -> Iterator[bytes]:
+            released.wait(TIMEOUT)
+            return iter(())
+
+        monkeypatch.setattr(client, "_exchange", stuck)
+        before = counters.counts().get("stuck calls", 0)
+        reply = exchange(client, sequence, FRAME)
+        assert reply.sequence == sequence + 1 and core.version == 1 and client.retries == 1
+        assert counters.counts()["stuck calls"] == before + 1
+        released.set()
+        client.close()
+
+
+def test_thread_passes_results_and_errors_on() -> None:
+    calls = CallThread()
+    assert calls.call(lambda: 7, TIMEOUT) == 7
+    error = RefusedError("stale", "another exchange")
+
+    def refuse() -> Any:
+        raise error
+
+    with pytest.raises(RefusedError) as raised:
+        calls.call(refuse, TIMEOUT)
+    assert raised.value is error and calls.call(lambda: 8, TIMEOUT) == 8
+    calls.close()
+
+
+def test_stuck_call_does_not_keep_its_thread_once_it_ends() -> None:
+    calls, released = CallThread(), threading.Event()
+    thread = next(t for t in threading.enumerate() if t.name == "laconic-client" and t.is_alive())
+    with pytest.raises(StuckCallError, match="has not ended"):
+        calls.call(lambda: released.wait(TIMEOUT), 0.1)
+    released.set()
+    thread.join(TIMEOUT)
+    assert not thread.is_alive() and thread.daemon
