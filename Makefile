@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c co
 # Compiles bytecode on all processors, which pip would do one file at a time. Files of some packages do not compile on
 # this Python; the errors go to a log.
 BYTECODE := $(BIN)/python -m compileall -q -j 0
-CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*) lab/CMakeLists.txt lab/pyproject.toml \
+CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/bindings/* csrc/simd/*) lab/CMakeLists.txt lab/pyproject.toml \
   $(wildcard lab/csrc/*)
 
 .PHONY: demo test test-all test-slow lint format readme bench bench-cluster bench-layers docs golden asan fuzz \

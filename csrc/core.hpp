@@ -1,4 +1,4 @@
-// The C++ core on plain pointers and sizes, without Python or torch: only bindings.cpp knows Python.
+// The C++ core on plain pointers and sizes, without Python or torch: only bindings/ knows Python.
 //
 // Sections of a frame may start at any address, so bytes are read and written with memcpy; float tensors are aligned to
 // their elements. src/laconic/kernels/reference/ defines the bytes.
@@ -254,7 +254,7 @@ ValueRange value_range(const float* x, int64_t n, int threads);
 void sample(const float* x, int64_t n, int64_t count, HashKey key, float* out, int threads);
 void histogram(const float* x, int64_t n, const LinearGrid& grid, int64_t* counts, int threads);
 
-// --- selection.cpp
+// --- topk.cpp, random_positions.cpp, sparse.cpp
 // The k entries of largest magnitude in ascending order; among equals the lowest index wins. Returns the amax bits.
 template <class Index>
 uint32_t topk(const float* x, int64_t n, int64_t k, Index* positions, float* values, int threads);
@@ -349,7 +349,7 @@ int64_t write_code_table(const uint8_t* classes, const uint32_t* mantissa, int a
 // Reads classes and, if `frequencies` is not null, frequencies. Returns the bytes read, or -1 if the table is invalid.
 int64_t read_code_table(const uint8_t* in, int64_t nbytes, int alphabet, uint8_t* classes, uint32_t* frequencies);
 
-// --- entropy_coder.cpp: sections of coded symbols
+// --- entropy_encoder.cpp, entropy_decoder.cpp, symbol_packing.cpp: sections of coded symbols
 enum class Coding : int { huffman = 0, rans = 1, huffman_auto = 2, rans_auto = 3 };
 int64_t coded_max_nbytes(int64_t n, int alphabet);  // the most bytes of a section
 // The symbols of a tensor: given (one or two bytes each, by alphabet), or quantized chunk by chunk on one of two grids.

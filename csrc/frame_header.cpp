@@ -1,4 +1,4 @@
-// The header of a frame, read at once if the whole frame is in order. wire.py reads a frame in which something is wrong
+// The header of a frame, read at once if the whole frame is in order. wire/frame.py reads a frame in which something is wrong
 // again, step by step, and names the defect.
 
 #include "core.hpp"

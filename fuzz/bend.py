@@ -219,32 +219,32 @@ def join_messages(messages: list[bytes]) -> bytes:
 
 
 def split_messages(data: bytes) -> list[bytes]:
-    found, at = [], 0
-    while at + 4 <= len(data) and len(found) < 256:
+    messages, at = [], 0
+    while at + 4 <= len(data) and len(messages) < 256:
         nbytes = int.from_bytes(data[at : at + 4], "little")
-        found.append(data[at + 4 : at + 4 + nbytes])
+        messages.append(data[at + 4 : at + 4 + nbytes])
         at += 4 + nbytes
-    return found
+    return messages
 
 
 def messages(data: bytes, dice: random.Random, scramble: Scramble, room: int) -> bytes:
-    found = split_messages(data) or [b"N{}"]
-    at, move = dice.randrange(len(found)), dice.randrange(8)
+    stream = split_messages(data) or [b"N{}"]
+    at, move = dice.randrange(len(stream)), dice.randrange(8)
     if move == 0:
-        found.insert(at, dice.choice(found))
+        stream.insert(at, dice.choice(stream))
     elif move == 1:
-        found.pop(at)
+        stream.pop(at)
     elif move == 2:
-        dice.shuffle(found)
-    elif move == 3 and found[at][:1] in (b"F", b"M") and len(found[at]) > 14:  # one piece in two
-        cut = dice.randrange(14, len(found[at]))
-        found[at : at + 1] = [found[at][:cut], b"M" + found[at][cut:]]
-    elif move == 4 and found[at][:1] == b"F" and len(found[at]) >= 13:
-        number = dice.choice((*NUMBERS, len(found[at]) - 13, len(found[at]) - 12))
+        dice.shuffle(stream)
+    elif move == 3 and stream[at][:1] in (b"F", b"M") and len(stream[at]) > 14:  # one piece in two
+        cut = dice.randrange(14, len(stream[at]))
+        stream[at : at + 1] = [stream[at][:cut], b"M" + stream[at][cut:]]
+    elif move == 4 and stream[at][:1] == b"F" and len(stream[at]) >= 13:
+        number = dice.choice((*NUMBERS, len(stream[at]) - 13, len(stream[at]) - 12))
         slot = dice.choice((0, 1, 2, 3, 2**32 - 1))
-        found[at] = b"F" + struct.pack("<IQ", slot, number) + found[at][13:]
-    elif found[at][:1] == b"N":
-        found[at] = b"N" + json_text(found[at][1:], dice, scramble)
+        stream[at] = b"F" + struct.pack("<IQ", slot, number) + stream[at][13:]
+    elif stream[at][:1] == b"N":
+        stream[at] = b"N" + json_text(stream[at][1:], dice, scramble)
     else:
-        found[at] = scramble(found[at] or b"N", len(found[at]) + 64)
-    return join_messages(found)
+        stream[at] = scramble(stream[at] or b"N", len(stream[at]) + 64)
+    return join_messages(stream)

@@ -65,12 +65,12 @@ def _config(path: Path) -> None:
 
 
 def _evidence(path: Path) -> None:
-    found = load_evidence(path)
-    for one in found:
+    evidence = load_evidence(path)
+    for one in evidence:
         _is_json(one.values())
         assert math.isfinite(one.given_up) and one.text.isprintable()
-    _plan(evidence=found)
-    counting(found, every=1, model="mlp", numel=1000, workers=2)
+    _plan(evidence=evidence)
+    counting(evidence, every=1, model="mlp", numel=1000, workers=2)
 
 
 def _profile(path: Path) -> None:

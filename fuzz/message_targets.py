@@ -97,7 +97,7 @@ def fresh_core() -> Core:
 @cache
 def server_seeds() -> list[bytes]:
     core = fresh_core()
-    found = []
+    seeds = []
     for spec in ("none", "topk:0.5|qsgd:4", "qsgd:4|rans"):
         frames = [laconic.encode(ramp(60).view(20, 3), spec), laconic.encode(ramp(5), "none")]
         stream = [
@@ -108,20 +108,20 @@ def server_seeds() -> list[bytes]:
             *(m for slot, frame in enumerate(frames) for m in protocol.frame_messages(slot, frame)),
             protocol.json_message({"score": 0.5}),
         ]  # fmt: skip
-        found.append(bend.join_messages(stream))
-    return found
+        seeds.append(bend.join_messages(stream))
+    return seeds
 
 
 def bend_server(data: bytes, rng: Any, scramble: bend.Scramble, room: int) -> bytes:
     """Change JSON messages, other messages, or the frame in a message."""
-    found = bend.split_messages(data)
-    framed = [i for i, message in enumerate(found) if message[:1] == b"F" and len(message) > 40]
+    messages = bend.split_messages(data)
+    framed = [i for i, message in enumerate(messages) if message[:1] == b"F" and len(message) > 40]
     if not framed or rng.random() < 0.5:
         return bend.messages(data, rng, scramble, room)
     at = rng.choice(framed)
-    frame = bend.frame(found[at][13:], rng, scramble, room)
-    found[at] = found[at][:5] + struct.pack("<Q", len(frame)) + frame
-    return bend.join_messages(found)
+    frame = bend.frame(messages[at][13:], rng, scramble, room)
+    messages[at] = messages[at][:5] + struct.pack("<Q", len(frame)) + frame
+    return bend.join_messages(messages)
 
 
 def check_server(data: bytes) -> bool:

@@ -31,14 +31,14 @@ def _values(dtype: torch.dtype, scale: float = 1.0) -> Tensor:
 
 @cache
 def pipeline_seeds() -> list[bytes]:
-    found = []
+    seeds = []
     for number, (spec, dtype, delta) in enumerate(CASES):
         sender = Sender(stage_codec(spec, "forward"), "forward", 0, delta=delta)
         for scale in (1.0, float("inf")) if number < 4 else (1.0,):
             message = sender.message(_values(dtype, scale), FIRST)
             if message is not None:  # otherwise it would be no smaller than the tensor
-                found.append(bytes([number]) + bytes(message.tolist()))
-    return found
+                seeds.append(bytes([number]) + bytes(message.tolist()))
+    return seeds
 
 
 def bend_pipeline(data: bytes, rng: Any, scramble: bend.Scramble, room: int) -> bytes:

@@ -108,12 +108,12 @@ def fuzz(name: str, args: argparse.Namespace) -> bool:
 
 
 def _summary(text: str) -> str:
-    found = {stage: numbers for *numbers, stage in ((a, c, f, n, s) for a, s, c, f, n in COVERAGE.findall(text))}
-    if "DONE" in found:
-        first, last = found.get("INITED", found["DONE"]), found["DONE"]
+    by_stage = {stage: numbers for *numbers, stage in ((a, c, f, n, s) for a, s, c, f, n in COVERAGE.findall(text))}
+    if "DONE" in by_stage:
+        first, last = by_stage.get("INITED", by_stage["DONE"]), by_stage["DONE"]
         return f"{last[0]} inputs, edges {first[1]} -> {last[1]}, features {first[2]} -> {last[2]}, corpus {last[3]}"
-    told = json.loads(text.splitlines()[-1])
-    return f"{told['count']} inputs, {told['taken']} taken, {told['known']} known before"
+    counts = json.loads(text.splitlines()[-1])
+    return f"{counts['count']} inputs, {counts['taken']} taken, {counts['known']} known before"
 
 
 if __name__ == "__main__":

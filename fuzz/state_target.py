@@ -288,14 +288,14 @@ def largest(state: Any) -> float:
     if not isinstance(state, dict) or "anchors" not in state:
         return 0.0
     kept = [state.get(part) for part in ("anchors", "outer", "in_flight", "exchange")]
-    found = [0.0]
+    magnitudes = [0.0]
     for above, key in (place for part in kept for place in _places([part])):
         x = above[key]
         if isinstance(x, Tensor) and x.numel() and not x.is_meta:
-            found.append(float(x.to_dense().abs().max()))
+            magnitudes.append(float(x.to_dense().abs().max()))
         elif isinstance(x, int | float):
-            found.append(abs(x))
-    return max(found)
+            magnitudes.append(abs(x))
+    return max(magnitudes)
 
 
 def check_state(data: bytes) -> bool:

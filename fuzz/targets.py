@@ -66,8 +66,8 @@ def guarded(target: Target, data: bytes) -> bool:
 def frames_of(*specs: str) -> list[bytes]:
     """Valid frames of each spec: some values, few, one, equal ones, none but zero, other dtypes."""
     inputs = (ramp(300).view(20, 15), ramp(40), ramp(1)[0], torch.full((9,), 0.75), torch.zeros(3, 2))
-    found = [laconic.encode(x, spec, seed=7) for spec in specs for x in inputs]
-    return found + [laconic.encode(ramp(50, dtype), specs[0]) for dtype in laws.DTYPES[1:]]
+    encoded = [laconic.encode(x, spec, seed=7) for spec in specs for x in inputs]
+    return encoded + [laconic.encode(ramp(50, dtype), specs[0]) for dtype in laws.DTYPES[1:]]
 
 
 def bundles_of(specs: tuple[str, ...]) -> list[bytes]:
@@ -118,15 +118,15 @@ def check_decode(data: bytes) -> bool:
 @cache
 def sums_of(*specs: str) -> list[bytes]:
     """Bundles of what three workers send, and of a sum of some of it, by each spec, for a server and for a ring."""
-    found, xs = [], [ramp(300).view(20, 15) * scale for scale in (1.0, -0.5, 0.25)]
+    bundles, xs = [], [ramp(300).view(20, 15) * scale for scale in (1.0, -0.5, 0.25)]
     for spec in specs:
         for ring in (False, True):
             summing = laconic.summing(spec, workers=3, ring=ring)
             agreed = summing.agree([summing.probe(x, seed=7) for x in xs])
             frames = [summing.encode(x, agreed, seed=7, worker=i) for i, x in enumerate(xs)]
-            found.append(bytes(wire.pack_bundle([(str(i), frame) for i, frame in enumerate(frames)])))
-            found.append(bytes(wire.pack_bundle([("a", frames[0]), ("b", laconic.sums.add(*frames[1:]))])))
-    return found
+            bundles.append(bytes(wire.pack_bundle([(str(i), frame) for i, frame in enumerate(frames)])))
+            bundles.append(bytes(wire.pack_bundle([("a", frames[0]), ("b", laconic.sums.add(*frames[1:]))])))
+    return bundles
 
 
 def _bundled_frames(data: bytes) -> list[Any]:
@@ -167,7 +167,7 @@ def check_aggregate(data: bytes) -> bool:
     weights = [0.5, 0.25, 1.0, 0.0, -2.0] * len(frames)
     refused = None
     try:
-        found = laconic.aggregate.weighted_sum(frames, weights[: len(frames)], max_numel=MAX_NUMEL)
+        total = laconic.aggregate.weighted_sum(frames, weights[: len(frames)], max_numel=MAX_NUMEL)
     except FrameError as error:
         refused = error
     try:
@@ -180,27 +180,27 @@ def check_aggregate(data: bytes) -> bool:
         same = len({tensor.shape for tensor in tensors}) == 1
         assert not (carried and same), f"decodes, but is not summed: {refused}"
         return False
-    assert found.shape == tensors[0].shape and found.dtype == torch.float32
+    assert total.shape == tensors[0].shape and total.dtype == torch.float32
     if all(tensor.dtype == torch.float32 for tensor in tensors):  # a half decodes with a rounding of its own
-        wanted = torch.zeros(found.shape)
+        wanted = torch.zeros(total.shape)
         for tensor, weight in zip(tensors, weights, strict=False):
             wanted += tensor * torch.tensor(weight, dtype=torch.float32)
-        assert torch.equal(found.nan_to_num(), wanted.nan_to_num()), "another sum than that of what decodes"
+        assert torch.equal(total.nan_to_num(), wanted.nan_to_num()), "another sum than that of what decodes"
     laconic.aggregate.mean(frames, max_numel=MAX_NUMEL)
     return True
 
 
 def check_explain(data: bytes) -> bool:
     try:
-        told = laconic.explain(data, max_numel=MAX_NUMEL)
+        explained = laconic.explain(data, max_numel=MAX_NUMEL)
     except FrameError:
         return False
-    repr(told)
-    assert sum(each.numel for each in told) <= MAX_NUMEL
+    repr(explained)
+    assert sum(each.numel for each in explained) <= MAX_NUMEL
     if wire.is_bundle(data):
-        assert len(laconic.decode_bundle(data, max_numel=MAX_NUMEL)) == len(told)
+        assert len(laconic.decode_bundle(data, max_numel=MAX_NUMEL)) == len(explained)
     else:
-        assert laconic.decode(data, max_numel=MAX_NUMEL).shape == told[0].shape
+        assert laconic.decode(data, max_numel=MAX_NUMEL).shape == explained[0].shape
     return True
 
 
@@ -221,14 +221,14 @@ def lac_seeds() -> list[bytes]:
         "weight": ramp(5000).view(50, 100), "bias": ramp(9), "half": ramp(20, torch.float16), "scalar": ramp(1)[0],
         "steps": torch.arange(5), "mask": torch.tensor([True, False]), "none": torch.zeros(0, 3), "ŝ": torch.zeros(4),
     }  # fmt: skip
-    found = []
+    seeds = []
     with folder() as at:
         for spec in ("qsgd:4", "topk:0.01|qsgd:4|rans", "adaptive:3.0,tail=0.01|huffman", "none"):
             for metadata in ({"format": "pt", "note": "as ever"}, None):
                 save_file(tensors, at / "in.safetensors", metadata)
                 checkpoints.pack_file(at / "in.safetensors", at / "out.lac", spec, force=True)
-                found.append((at / "out.lac").read_bytes())
-    return found
+                seeds.append((at / "out.lac").read_bytes())
+    return seeds
 
 
 def bend_lac(data: bytes, dice: Any, scramble: bend.Scramble, room: int) -> bytes:
@@ -267,13 +267,13 @@ def checkpoint_seeds() -> list[bytes]:
         "weight": ramp(60).view(20, 3), "momentum": ramp(7), "scalar": ramp(1)[0], "empty": torch.zeros(0, 3),
         "bytes": torch.arange(9, dtype=torch.uint8), "eighth": torch.zeros(5, dtype=torch.float8_e4m3fn),
     }  # fmt: skip
-    found = []
+    seeds = []
     for step, kept, meta in ((820, tensors, {"clock": [1, 2], "job": {"lr": 0.1}}), (0, {}, {})):
         with folder() as at:
             path = checkpoint.save(at, step, kept, meta)
             parts = [(path / name).read_bytes() for name in ("manifest.json", "tensors.safetensors")]
-            found.append(bend.join_checkpoint(*parts))
-    return found
+            seeds.append(bend.join_checkpoint(*parts))
+    return seeds
 
 
 def check_checkpoint(data: bytes) -> bool:
@@ -287,13 +287,13 @@ def check_checkpoint(data: bytes) -> bool:
         with contextlib.suppress(FileError):
             latest = checkpoint.load_latest(at)
         try:
-            found = checkpoint.load(path)
+            loaded = checkpoint.load(path)
         except FileError:
             assert latest is None
             return False
-    assert latest is not None and latest.tensors.keys() == found.tensors.keys()
-    assert type(found.step) is int and found.step >= 0 and isinstance(found.meta, dict)
-    assert sum(x.nbytes for x in found.tensors.values()) <= len(tensors), "more than the file holds"
+    assert latest is not None and latest.tensors.keys() == loaded.tensors.keys()
+    assert type(loaded.step) is int and loaded.step >= 0 and isinstance(loaded.meta, dict)
+    assert sum(x.nbytes for x in loaded.tensors.values()) <= len(tensors), "more than the file holds"
     return True
 
 

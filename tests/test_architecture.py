@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from architecture import ALLOWED, FOUNDATION, edges, source_files
+from architecture import ALLOWED, FOUNDATION, ROOT, edges, source_files
 
 import laconic
 
@@ -71,6 +71,23 @@ def test_no_module_is_called_utils():
     assert [path for path, _ in source_files() if path.stem in FORBIDDEN_STEMS] == []
 
 
+MOST_LINES = 450
+FOLDERS = ("csrc", "src", "lab", "tests", "tools", "fuzz", "examples")
+
+
+def code_files():
+    return [
+        path for folder in FOLDERS for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".cpp", ".hpp", ".inc") and not {"build", ".venv"} & set(path.parts)
+    ]  # fmt: skip
+
+
+def test_no_file_is_longer_than_450_lines():
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in code_files()}
+    assert len(lines) > 800 and {"csrc/topk.cpp", "src/laconic/frames.py"} <= set(lines)
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
 def public(path: Path):
     tree = ast.parse(path.read_text())
     for node in tree.body:
@@ -92,8 +109,8 @@ def in_order(name: str):
 def test_all_is_sorted_and_true(path, module):
     names = public(path)
     assert names == sorted(names, key=in_order) and len(names) == len(set(names))
-    found = loaded(module.removesuffix(".__init__"))
-    assert [name for name in names if not hasattr(found, name)] == []
+    imported = loaded(module.removesuffix(".__init__"))
+    assert [name for name in names if not hasattr(imported, name)] == []
 
 
 def test_the_front_door_lists_everything_it_shows():
@@ -149,7 +166,7 @@ def test_importing_needs_only_torch_and_starts_nothing():
     "module", [m.removesuffix(".__init__") for _, m in source_files() if not m.endswith("__main__")]
 )
 def test_examples_in_docstrings_run(module):
-    found = doctest.testmod(loaded(module), optionflags=doctest.NORMALIZE_WHITESPACE)
-    assert found.failed == 0
+    results = doctest.testmod(loaded(module), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert results.failed == 0
     if module in ("laconic", "laconic.frames", "laconic.channels", "laconic.codecs.chain"):
-        assert found.attempted > 0
+        assert results.attempted > 0

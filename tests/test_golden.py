@@ -35,9 +35,9 @@ def test_golden_input_encodes_to_the_same_bytes(case, backend):
 def test_golden_bundle_is_read_and_written_unchanged():
     frozen = make.BUNDLE.read_bytes()
     assert make.bundle() == frozen
-    found = laconic.decode_bundle(frozen)
-    assert list(found) == ["layer.weight", "layer.bias", "ŝ", ""]
-    assert [tuple(x.shape) for x in found.values()] == [(9, 37), (9,), (2, 2), (1,)]
+    decoded = laconic.decode_bundle(frozen)
+    assert list(decoded) == ["layer.weight", "layer.bias", "ŝ", ""]
+    assert [tuple(x.shape) for x in decoded.values()] == [(9, 37), (9,), (2, 2), (1,)]
 
 
 def test_every_codec_has_a_golden_frame():

@@ -20,7 +20,7 @@ def shannon(symbols):
     return float(-(p * p.log2()).sum())
 
 
-def told(x, spec, **how):
+def explained(x, spec, **how):
     frame = laconic.encode(x, spec, **how)
     (packet,) = laconic.explain(frame)
     assert packet.name == "" and packet.codec == str(laconic.codec(spec))
@@ -33,7 +33,7 @@ def told(x, spec, **how):
 @pytest.mark.parametrize("spec", laws.EVERY)
 def test_every_codec_is_explained(spec):
     for x in (laws.normal(30, 50), laws.normal(1), torch.tensor(0.5), torch.full((70,), -1.0)):
-        packet = told(x, spec)
+        packet = explained(x, spec)
         if spec.startswith("threshold:1.0") and not packet.sections:  # nothing reaches it
             continue
         assert 1 <= packet.kept <= x.numel()
@@ -45,9 +45,9 @@ def test_every_codec_is_explained(spec):
 
 @pytest.mark.parametrize("spec", laws.EVERY)
 def test_zero_and_empty_tensors_are_explained(spec):
-    packet = told(torch.zeros(9, 9) if spec not in laws.CASTS else torch.empty(0, 9), spec)
+    packet = explained(torch.zeros(9, 9) if spec not in laws.CASTS else torch.empty(0, 9), spec)
     assert packet.kept == 0 and packet.sections == () and packet.bits_per_kept is None and packet.entropy is None
-    assert told(torch.empty(3, 0), spec).bits_per_value is None
+    assert explained(torch.empty(3, 0), spec).bits_per_value is None
 
 
 @pytest.mark.parametrize("quantizer", ["uniform:5", "adaptive:4.0", "adaptive:4.0,zero=true", "sign:65536"])
@@ -55,39 +55,39 @@ def test_zero_and_empty_tensors_are_explained(spec):
 def test_entropy_is_that_of_the_symbols(quantizer, coder):
     # With one scale for all, symbols and decoded values are the same thing.
     x = laws.normal(20_000)
-    packet = told(x, quantizer + coder)
+    packet = explained(x, quantizer + coder)
     _, symbols = laws.roundtrip(x, quantizer).unique(return_inverse=True)
     assert packet.entropy == pytest.approx(shannon(symbols), rel=1e-9)
     assert packet.symbols == int(symbols.max()) + 1
     assert packet.bits_after == pytest.approx(8 * packet.sections[-1] / x.numel())
-    assert packet.bits_before == pytest.approx(8 * told(x, quantizer).sections[-1] / x.numel(), rel=1e-2)
+    assert packet.bits_before == pytest.approx(8 * explained(x, quantizer).sections[-1] / x.numel(), rel=1e-2)
     if coder in ("|huffman", "|rans"):
         assert packet.entropy < packet.bits_after < 1.1 * packet.entropy + 0.1
 
 
 def test_position_bits_are_reported_separately():
     x = laws.normal(50_000)
-    packet = told(x, "topk:0.02|qsgd:4|rans", seed=3)
+    packet = explained(x, "topk:0.02|qsgd:4|rans", seed=3)
     assert packet.kept == 1000 and packet.numel == 50_000
     assert packet.position_bits == pytest.approx(8 * packet.sections[0] / 1000)
     assert packet.bits_after == pytest.approx(8 * packet.sections[-1] / 1000)
     assert packet.bits_before == pytest.approx(4, rel=1e-2)
-    assert told(x, "qsgd:4").position_bits is None
+    assert explained(x, "qsgd:4").position_bits is None
 
 
 def test_modes_are_counted_by_chunk():
     x = torch.zeros(3 * CHUNK)
     x[:CHUNK] = laws.normal(CHUNK)
     x[2 * CHUNK] = 1.0
-    assert told(x, "uniform:8|rans").modes == {"constant": 1, "rans": 2}
-    assert told(x, "uniform:8|huffman").modes == {"constant": 1, "huffman": 2}
+    assert explained(x, "uniform:8|rans").modes == {"constant": 1, "rans": 2}
+    assert explained(x, "uniform:8|huffman").modes == {"constant": 1, "huffman": 2}
     noise = (torch.arange(3000) * 2654435761 % 2**32).float()
-    assert told(noise, "uniform:8|huffman:auto").modes == {"raw": 1}
-    assert told(noise, "uniform:8|deflate").modes == {} == told(noise, "uniform:8").modes
+    assert explained(noise, "uniform:8|huffman:auto").modes == {"raw": 1}
+    assert explained(noise, "uniform:8|deflate").modes == {} == explained(noise, "uniform:8").modes
 
 
 def test_large_alphabet_is_explained_without_entropy():
-    packet = told(laws.normal(500), "uniform:30")
+    packet = explained(laws.normal(500), "uniform:30")
     assert packet.entropy is None and packet.bits_after == packet.bits_before == pytest.approx(30, rel=1e-2)
 
 

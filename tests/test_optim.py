@@ -11,7 +11,7 @@ from torch import Tensor
 
 from laconic.errors import ConfigError, InputError
 from laconic.frames import decode, encode
-from laconic.optim import SGD, Schedule, make_optimizer
+from laconic.optim import SGD, OptimizerSettings, Schedule
 
 SHAPES = {"fc.weight": (37, 19), "fc.bias": (37,), "scale": ()}
 
@@ -141,12 +141,12 @@ def test_named_optimizer_gives_the_bits_of_torch_and_resumes_with_them(kind: str
         if kind == "muon" and len(shape) == 2
         else torch.optim.AdamW([expected], lr=0.01, weight_decay=0.1)
     )
-    ours, parameters = make_optimizer(kind, momentum=0.9, weight_decay=0.1), {"a/w": start.clone()}
+    ours, parameters = OptimizerSettings(optimizer=kind, weight_decay=0.1).make_optimizer(), {"a/w": start.clone()}
     for number, gradient in enumerate(gradients):
         if number == 3:
             state = ours.state_dict()
             assert {key: x.shape for key, x in state.items()}.items() <= ours.state_shapes(parameters).items()
-            ours = make_optimizer(kind, momentum=0.9, weight_decay=0.1)
+            ours = OptimizerSettings(optimizer=kind, weight_decay=0.1).make_optimizer()
             ours.load_state_dict(state)
         expected.grad = gradient.clone()
         theirs.step()

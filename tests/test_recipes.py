@@ -52,8 +52,15 @@ def test_recipe_makes_local_sgd_with_its_settings(alone: None) -> None:
 
 def test_recipe_multiplies_the_mean_by_its_factor(alone: None) -> None:
     local = recipes.get("muon-sign-65").local_sgd(network())
-    assert local.stats()["outer"] == "mean:1.6"
-    assert local._fragments[0].outer.optimizer.param_groups[0]["lr"] == 1.6
+    assert local.stats()["outer"] == "mean:1.8"
+    assert local._fragments[0].outer.optimizer.param_groups[0]["lr"] == 1.8
+
+
+def test_recipe_makes_optimizers_with_its_learning_rates() -> None:
+    matrices, rest = recipes.get("muon-sign-65").optimizers(network())
+    assert matrices.defaults["lr"] == pytest.approx(0.014) and rest.defaults["lr"] == pytest.approx(7e-4)
+    matrices, rest = recipes.get("muon-sign-65").optimizers(network(), adamw_lr=3e-4)
+    assert matrices.defaults["lr"] == pytest.approx(0.014) and rest.defaults["lr"] == pytest.approx(3e-4)
 
 
 def test_recipe_takes_other_optimizers_and_arguments(alone: None) -> None:

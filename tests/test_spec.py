@@ -249,12 +249,12 @@ def not_a_stage():
 @pytest.fixture
 def offered(monkeypatch):
     """Stages that other packages offer; ours are found as if for the first time, and forgotten afterwards."""
-    found = []
-    monkeypatch.setattr(registry, "entry_points", lambda *, group: [e for e in found if e.group == group])
+    specs = []
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: [e for e in specs if e.group == group])
     caches = (registry.stages, cached_parse)
 
     def offer(**values):
-        found.extend(EntryPoint(name, value, "laconic.codecs") for name, value in values.items())
+        specs.extend(EntryPoint(name, value, "laconic.codecs") for name, value in values.items())
         for cache in caches:
             cache.cache_clear()
 

@@ -187,10 +187,10 @@ def test_bundle_keeps_names_order_and_tensors():
         "layer.1/weight": laws.normal(30, 20), "": laws.normal(5), "ŝlot ✓ 層": laws.normal(3, 3).bfloat16(),
         "empty": torch.empty(0, 7), "zero": torch.zeros(100), "x" * 1024: torch.tensor(2.0),
     }  # fmt: skip
-    found = laconic.decode_bundle(laconic.encode_bundle(tensors, "none"))
-    assert list(found) == list(tensors)
+    decoded = laconic.decode_bundle(laconic.encode_bundle(tensors, "none"))
+    assert list(decoded) == list(tensors)
     for name, x in tensors.items():
-        assert laws.same_bits(found[name], x), name
+        assert laws.same_bits(decoded[name], x), name
 
 
 def test_bundle_holds_the_frames_unchanged():

@@ -139,12 +139,12 @@ def require_no_difference(frames) -> Counter:
     """Compare the two readers on frames; return how many frames were accepted and refused."""
     counts, first = Counter(), {}
     for index, (blob, is_bundle) in enumerate(frames):
-        found = difference(blob, is_bundle)
-        if found is not None:
+        defect = difference(blob, is_bundle)
+        if defect is not None:
             spec = "bundle" if is_bundle else mutate.Frame.read(blob).spec.decode("latin-1")
-            first.setdefault((found, spec), (index, blob.hex()))
+            first.setdefault((defect, spec), (index, blob.hex()))
         counts["accepted" if _accepted(blob, is_bundle) else "refused"] += 1
-    assert not first, "\n".join(f"{found} [{spec}]: {where}" for (found, spec), where in list(first.items())[:5])
+    assert not first, "\n".join(f"{defect} [{spec}]: {where}" for (defect, spec), where in list(first.items())[:5])
     return counts
 
 

@@ -2,11 +2,12 @@
 # Builds the core with the address and undefined-behaviour sanitizers and runs the tests of hostile frames and of parity
 # with the reference, once per instruction set of this machine. Everything is built in build/asan; the installed package
 # is not touched. Extra arguments go to pytest; `asan.sh fuzz ARGUMENTS` runs fuzz/run.py instead,
-# `asan.sh build` builds only.
+# `asan.sh build` builds only, `asan.sh isas` prints the instruction sets of this machine. LACONIC_PYTHON is the
+# interpreter, if it is not that of .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python=$PWD/.venv/bin/python
+python=${LACONIC_PYTHON:-$PWD/.venv/bin/python}
 work=$PWD/build/asan
 tests=(tests/test_hostile.py tests/kernels tests/codecs/test_coded_chains.py tests/codecs/test_invalid_sections.py)
 
@@ -35,6 +36,10 @@ runtime() {
 # The interpreter is not instrumented, so the runtime must be loaded first; libstdc++, too, or the interceptor of
 # __cxa_throw has nothing to forward to.
 preload="$(runtime libasan.so):$(runtime libubsan.so):$(runtime libstdc++.so)"
+# Addresses drawn at random can overlap the shadow memory of older runtimes, which then end at once.
+fixed=()
+if setarch -R true 2> /dev/null; then fixed=(setarch -R); fi
+sanitized() { LD_PRELOAD=$preload "${fixed[@]}" "$python" -S "$@"; }
 
 build() {
   # Without build isolation if the build tools are installed (no downloads), otherwise as `make` does it.
@@ -45,7 +50,13 @@ build() {
     --config-settings=build-dir="$work/cmake" --config-settings=cmake.define.LACONIC_SANITIZE=ON .
 }
 # LACONIC_ASAN_KEEP=1 takes the core of an earlier run, for callers that run one target after another.
-if [ -z "${LACONIC_ASAN_KEEP:-}" ] || [ ! -e "$work/package/laconic/_version.py" ]; then build; fi
+if [ -z "${LACONIC_ASAN_KEEP:-}" ] || [ ! -e "$work/package/laconic/_version.py" ]; then
+  mkdir -p "$work"
+  exec {lock}> "$work/lock"  # two calls at the same time build one after the other
+  flock "$lock"
+  if [ -z "${LACONIC_ASAN_KEEP:-}" ] || [ ! -e "$work/package/laconic/_version.py" ]; then build; fi
+  exec {lock}>&-
+fi
 if [ "${1:-}" = build ]; then exit 0; fi
 
 # The installed package is editable: a .pth file puts its import hook before any path. Without `site` (-S) no .pth file
@@ -70,7 +81,7 @@ def pytest_configure(config):
 GUARD
 mv "$work/guard.$$" "$work/package/laconic_asan_guard.py"  # other calls may read it now
 
-site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+site=$("$python" -c 'import sys; print(":".join(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))))')
 export PYTHONPATH=$work/package:$PWD/lab/src:$site
 # torch and the interpreter leak on purpose at exit. A frame may request more memory than there is, which must be an
 # error and not end the process.
@@ -80,17 +91,21 @@ export PYTHONDONTWRITEBYTECODE=1
 
 for isa in ${LACONIC_ISAS:-baseline avx2 avx512}; do
   export LACONIC_ISA=$isa
-  chosen=$(LD_PRELOAD=$preload "$python" -S -c 'import laconic._core; print(laconic._core.isa)')
+  chosen=$(sanitized -c 'import laconic._core; print(laconic._core.isa)')
+  if [ "${1:-}" = isas ]; then
+    if [ "$chosen" = "$isa" ]; then echo "$isa"; fi
+    continue
+  fi
   if [ "$chosen" != "$isa" ]; then
     echo "asan: this machine does not support $isa, skipped"
     continue
   fi
   if [ "${1:-}" = fuzz ]; then
-    LD_PRELOAD=$preload "$python" -S -c 'import laconic_asan_guard; laconic_asan_guard.pytest_configure(None)'
-    LD_PRELOAD=$preload "$python" -S fuzz/run.py --blind --sanitized "${@:2}"
+    sanitized -c 'import laconic_asan_guard; laconic_asan_guard.pytest_configure(None)'
+    sanitized fuzz/run.py --blind --sanitized "${@:2}"
     continue
   fi
   # A finding ends the process at once; --capture=sys lets its report reach stderr.
-  LD_PRELOAD=$preload "$python" -S -m pytest -p laconic_asan_guard -p no:cacheprovider --capture=sys -q --timeout 1800 \
+  sanitized -m pytest -p laconic_asan_guard -p no:cacheprovider --capture=sys -q --timeout 1800 \
     "${left_out[@]/#/--deselect=}" "${tests[@]}" "$@"
 done

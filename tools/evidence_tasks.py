@@ -49,8 +49,8 @@ def _task(model: nn.Module, name: str, lr: float) -> dict[str, Any]:
     def windows(number: int, low: int, high: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(number)
         starts = torch.randint(low, high - WINDOW - 1, (BATCH, 1), generator=generator)
-        found = text[starts + torch.arange(WINDOW + 1)]
-        return found[:, :-1], found[:, 1:]
+        tokens = text[starts + torch.arange(WINDOW + 1)]
+        return tokens[:, :-1], tokens[:, 1:]
 
     return {
         "model": model, "name": name, "batches": lambda number: windows(number, 0, split),

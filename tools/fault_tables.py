@@ -19,10 +19,11 @@ def tier_block(records: Sequence[Record]) -> str:
     for part, summary in summarise(records).items():
         goal, mine = getattr(TIERS[TIER], part), latest(records)[part]
         rows.append((
-            _what(part, mine), f"{goal:,}", f"{summary.done:,}", str(len(summary.broken)), _dates(summary),
+            _what(part, mine), f"{goal:,}", f"{summary.done:,}", str(len(summary.broken)), str(len(summary.repeated)),
+            _dates(summary),
         ))  # fmt: skip
     machines = {f"{record.machine['cpu']}, {record.machine['cores']} cores" for record in records}
-    table = Table(("what", "goal", "done", "broken", "dates"), rows).to_markdown()
+    table = Table(("what", "goal", "done", "broken", "broken before, run again", "dates"), rows).to_markdown()
     return (
         f"{table}\n\n{'; '.join(sorted(machines))}, shared with other work. `laconic lab faults --tier {TIER} --record "
         f"results/faults/tier{TIER}.jsonl` continues where these Records end."

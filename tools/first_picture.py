@@ -38,27 +38,27 @@ def _kind(way: str) -> str:
 
 
 def _gpt() -> tuple[list[Bar], Mapping[str, Any]]:
-    found = {
+    by_method = {
         one["method"]: one
         for one in values_of("bench/gpt.jsonl")
         if one.get("link") == GPT_LINK and one["ranks"] == GPT_RANKS and one["failed"] is None and one["valid"]
     }
     bars = []
     for method, name in GPT_SHOWN.items():
-        seconds, sent = found[method]["reached_s"], show_bytes(found[method]["sent_nbytes"])
+        seconds, sent = by_method[method]["reached_s"], show_bytes(by_method[method]["sent_nbytes"])
         words = f"{seconds:,.0f} s, {sent}" if seconds else f"not reached, {sent}"
         bars.append(Bar(name, seconds, words, _kind(method)))
-    return bars, found["ddp"]
+    return bars, by_method["ddp"]
 
 
 def _ddp() -> tuple[list[Bar], Mapping[str, Any]]:
-    found = {step["way"]: step for step in steps("100mbit")}
+    by_way = {step["way"]: step for step in steps("100mbit")}
     bars = [
-        Bar(name, found[way]["step_s"], f"{1e3 * found[way]['step_s']:,.0f} ms, "
-            f"{show_bytes(found[way]['sent_nbytes_per_step'])}", _kind(way))
+        Bar(name, by_way[way]["step_s"], f"{1e3 * by_way[way]['step_s']:,.0f} ms, "
+            f"{show_bytes(by_way[way]['sent_nbytes_per_step'])}", _kind(way))
         for way, name in DDP_SHOWN.items()
     ]  # fmt: skip
-    return bars, found["ddp"]
+    return bars, by_way["ddp"]
 
 
 def first_picture() -> str:

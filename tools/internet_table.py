@@ -38,8 +38,8 @@ def table() -> str:
                         replicas, FLOPS / (6 * params), values, spread=0.2, stay_h=24.0, away_s=600.0,
                         regions=1 if replicas < 1000 else 10,
                     )  # fmt: skip
-                    found = predict(params, TOKENS_A_PARAMETER * params, fleet, replace(training), rounds=60)
-                    cells.append(f"{100 * found.utilisation:.0f} %, {found.days:.3g} d")
+                    predicted = predict(params, TOKENS_A_PARAMETER * params, fleet, replace(training), rounds=60)
+                    cells.append(f"{100 * predicted.utilisation:.0f} %, {predicted.days:.3g} d")
                 rows.append((model, line, method, *cells))
     columns = ("model", "lines", "exchange", *(f"{count:,} replicas" for count in REPLICAS))
     return Table(columns, rows, 3).to_markdown()

@@ -27,11 +27,11 @@ TRAIN_OF_CLASS, TEST_OF_CLASS = 400, 100
 
 def chosen(labels: Tensor, count: int) -> Tensor:
     """Positions of ``count`` images of each class."""
-    found = []
+    indices = []
     for label in range(data.CLASSES):
         where = (labels == label).nonzero().view(-1)
-        found.append(where[torch.arange(count) * len(where) // count])
-    return torch.cat(found).sort().values
+        indices.append(where[torch.arange(count) * len(where) // count])
+    return torch.cat(indices).sort().values
 
 
 def idx(values: Tensor) -> bytes:

@@ -15,9 +15,9 @@ RESULTS = ROOT / "results"
 def fill(page: str, name: str, text: str) -> str:
     """Return the page with the text of one block replaced; ``FileError`` where the block's markers are missing."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, found, rest = page.partition(begin)
+    before, marker, rest = page.partition(begin)
     _, ended, after = rest.partition(end)
-    if not found or not ended:
+    if not marker or not ended:
         raise FileError(f"the page has no block {name!r}: add the lines {begin} and {end}, in this order")
     return f"{before}{begin}\n{text}\n{end}{after}"
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from page_blocks import RESULTS, ROOT
 
+from laconic import recipes
 from laconic.plan.evidence import FORMAT, MODEL_FAMILIES, Evidence, read_evidence
 from laconic.records import Record, read
 from laconic.train.models import build_model
@@ -46,6 +47,7 @@ class Run:
     measure: str
     score: float
     steps: float = 1.0
+    outer: str = "mean"
 
 
 @cache
@@ -115,27 +117,32 @@ def _gpt_study() -> Iterator[Run]:
     """Trainings of transformers, each beside AdamW and beside Muon with plain data parallelism."""
     files = sorted((RESULTS / "gpt").glob("*.jsonl"))
     usual = {
-        "decay": 1.0, "outer_lr": 1.0, "outer_momentum": 0.0, "carry": 0.0, "gather": False, "final": 0.1,
+        "outer_momentum": 0.0, "outer_norm": 0.0, "outer_flat": 0.0, "carry": 0.0, "gather": False, "final": 0.1,
         "momentum": 0.95, "pace": "even", "settle": 1, "averaged": 0.0, "senders": False,
     }  # fmt: skip
+    # A factor of the mean and fading residuals only as recipes have them: a plan cannot name other combinations.
+    by_recipe = {(1.0, 1.0)} | {(each.factor, each.decay) for each in map(recipes.get, recipes.names())}
     seen = set()
     for record in chain.from_iterable(_records(f"gpt/{file.stem}", "gpt.run") for file in files):
         values = record.values
         run = json.dumps(json.loads(values["key"])[1:])  # the same run may belong to several experiments
         plain = values["exchange"] == "ddp" and values["up"] == "none"
         changed = any(values.get(name, value) != value for name, value in usual.items())
+        changed = changed or (values["outer_lr"], values["decay"]) not in by_recipe
         # Updates exchanged in every step are no evidence for gradients exchanged in every step, which plan compares.
         compared = plain or (values["exchange"] == "local" and values["every"] > 1)
         if changed or values["up"] != values["down"] or run in seen or not compared:
             continue
         seen.add(run)
-        codec = PLAIN if plain else values["up"] if values["up"] == "none" else f"ef|{values['up']}"
+        feedback = "ef" if values["decay"] == 1 else f"ef:{values['decay']:g}"
+        codec = PLAIN if plain else values["up"] if values["up"] == "none" else f"{feedback}|{values['up']}"
         beside = [values["optimizer"]] if plain else ["adamw", "muon"]
         for optimizer in beside:
             yield Run(
                 "gpt", f"gpt-{values['size']}", values["numel"], "transformer", values["workers"],
                 (values["size"], values["steps"]), optimizer, values["optimizer"], values["lr"], codec, values["every"],
                 values["fragments"], values["overlap"], "loss", values["validation_loss"][-1],
+                outer="mean" if values["outer_lr"] == 1 else f"mean:{values['outer_lr']:g}",
             )  # fmt: skip
 
 
@@ -144,30 +151,40 @@ def _gpt_bench() -> Iterator[Run]:
 
     Its loss is only reached if it stays there: the last evaluation counts.
     """
-    found = {record.values["method"]: record.values for record in _records("bench/gpt", "bench.gpt.loss")}
-    plain = found.get("ddp")
-    for name, values in found.items() if plain is not None else ():
-        method, curve = METHODS[name], values["curve"]
-        if method.hook == "powersgd" or values["failed"] is not None:
-            continue
-        codec = "fp16" if method.hook else PLAIN if not method.every else method.codec
-        goal, total = plain["curve"][-1][1], plain["curve"][-1][0]
-        reached = next((step for step, loss in curve if loss <= goal), None) if curve[-1][1] <= goal else None
-        if method.outer == "mean":
-            longer = curve[-1][0] > total
-            yield Run(
-                "bench/gpt", "gpt-small", values["numel"], "transformer", values["ranks"], ("bench",), "adamw",
-                method.optimizer, 1.0, codec, max(1, method.every), method.fragments, method.overlap, "loss",
-                goal if longer and reached else curve[-1][1], (reached or curve[-1][0]) / total if longer else 1.0,
-            )  # fmt: skip
+    for name in ("bench/gpt", "bench/gpt-gradients"):
+        by_seed: dict[int | None, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+        for record in _records(name, "bench.gpt.loss"):
+            by_seed[record.seed][record.values["method"]] = record.values
+        for found in by_seed.values():
+            if "ddp" in found:
+                yield from (_gpt_run(name, found["ddp"], values) for values in found.values() if _comparable(values))
+
+
+def _comparable(values: Mapping[str, Any]) -> bool:
+    method = METHODS[values["method"]]
+    return values["failed"] is None and method.hook != "powersgd" and method.outer == "mean"
+
+
+def _gpt_run(source: str, plain: Mapping[str, Any], values: Mapping[str, Any]) -> Run:
+    """Return a training beside plain DDP's of the same seed."""
+    method, curve = METHODS[values["method"]], values["curve"]
+    codec = "fp16" if method.hook else method.codec if method.every or method.ours else PLAIN
+    total, goal = plain["curve"][-1]
+    longer = curve[-1][0] > total
+    reached = next((step for step, loss in curve if loss <= goal), None) if curve[-1][1] <= goal else None
+    return Run(
+        source, "gpt-small", values["numel"], "transformer", values["ranks"], ("bench",), "adamw", method.optimizer,
+        1.0, codec, max(1, method.every), method.fragments, method.overlap, "loss",
+        goal if longer and reached else curve[-1][1], (reached or curve[-1][0]) / total if longer else 1.0,
+    )  # fmt: skip
 
 
 def _tuned() -> Iterator[Evidence]:
     """Trainings of ``laconic tune`` on models of the examples."""
     for file in sorted((RESULTS / "tune").glob("*.jsonl")):
         values = [record.values for record in read(file) if record.kind == "tune.evidence"]
-        found = read_evidence({"format": FORMAT, "trainings": values}, str(file))
-        for one, record in zip(found, values, strict=True):
+        trainings = read_evidence({"format": FORMAT, "trainings": values}, str(file))
+        for one, record in zip(trainings, values, strict=True):
             name = f"{one.model} ({record['steps_trained']} steps)"
             yield replace(one, model=name, source=f"results/tune/{file.stem}")
 
@@ -180,13 +197,13 @@ def _evidence(runs: Iterable[Run]) -> Iterator[Evidence]:
         settings[run.source, run.model, run.setting, run.plain_optimizer, workers].append(run)
     for (source, model, setting, optimizer, workers), trained in settings.items():
         everywhere = settings.get((source, model, setting, optimizer, 0), []) if workers else []
-        found = _best_rate([run for run in [*trained, *everywhere] if run.codec == PLAIN])
+        plain = _best_rate([run for run in [*trained, *everywhere] if run.codec == PLAIN])
         ways: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
         for run in trained:
             if run.codec != PLAIN and (run.codec, run.every) != ("none", 1):
-                ways[run.codec, run.every, run.fragments, run.overlap, run.optimizer].append(run)
-        for way in ways.values() if found else ():
-            yield _compared(found, _best_rate(way))
+                ways[run.codec, run.every, run.fragments, run.overlap, run.optimizer, run.outer].append(run)
+        for way in ways.values() if plain else ():
+            yield _compared(plain, _best_rate(way))
 
 
 def _best_rate(runs: Sequence[Run]) -> list[Run]:
@@ -206,7 +223,7 @@ def _compared(plain: Sequence[Run], runs: Sequence[Run]) -> Evidence:
     return Evidence(
         run.codec, run.family, run.model, run.numel, run.plain_optimizer, run.optimizer, run.workers, len(runs),
         run.measure, round(base, 6), round(statistics.fmean(one.score for one in runs), 6), round(noise, 4), run.every,
-        run.fragments, run.overlap, round(lr, 4), round(run.steps, 4), f"results/{run.source}",
+        run.fragments, run.overlap, run.outer, round(lr, 4), round(run.steps, 4), f"results/{run.source}",
     )  # fmt: skip
 
 
@@ -224,15 +241,15 @@ def model_errors() -> Mapping[str, float]:
             predicted, measured = (plain[name] / run[name] for name in ("predicted_s", "measured_s"))
             errors[run["engine"]].append(abs(predicted / measured - 1))
     return {
-        engine: round(statistics.quantiles(found, n=100, method="inclusive")[round(100 * WITHIN) - 1], 3)
-        for engine, found in sorted(errors.items())
+        engine: round(statistics.quantiles(of_engine, n=100, method="inclusive")[round(100 * WITHIN) - 1], 3)
+        for engine, of_engine in sorted(errors.items())
     }
 
 
 def collective() -> Mapping[str, Mapping[str, float]]:
     """Return the fixed times of exchanges of two ranks by gloo: means over the calibrations of the study jang2017."""
-    found = [record.values for record in _records("jang2017/runs", "jang2017.calibration")]
-    two = [one for one in found if (one["engine"], one["workers"]) == ("ddp", 2)]
+    calibrations = [record.values for record in _records("jang2017/runs", "jang2017.calibration")]
+    two = [one for one in calibrations if (one["engine"], one["workers"]) == ("ddp", 2)]
     byte_s = statistics.fmean(one["byte_s"] for one in two)
     ways = {"none": [(one["fixed_s"], one["slot_s"]) for one in two]}
     ways |= {way: [one["ways"][way] for one in two] for way in ("sum", "twoshot")}
@@ -247,7 +264,7 @@ def evidence_file() -> str:
     """Return the text of src/laconic/plan/evidence.json."""
     runs = chain(_kothari2021(), _homomorphic(), _ddp(), _gpt_study(), _gpt_bench())
     found = sorted([*_evidence(runs), *_tuned()], key=lambda one: json.dumps(asdict(one)))
-    usual = {"fragments": 1, "overlap": 0, "lr": 1.0, "steps": 1.0, "every": 1, "noise": 0.0}
+    usual = {"fragments": 1, "overlap": 0, "lr": 1.0, "steps": 1.0, "every": 1, "noise": 0.0, "outer": "mean"}
     trainings = [{k: v for k, v in asdict(one).items() if usual.get(k) != v} for one in found]
     lines = ",\n".join("  " + json.dumps(one) for one in trainings)
     head = {"format": FORMAT, "about": ABOUT, "model_error": model_errors(), "collective": collective()}

@@ -67,15 +67,15 @@ def _gpt_promises() -> Iterator[Promise]:
             profile.load("cpu"), plain["numel"], plain["compute_s"], family="transformer", workers=plain["ranks"],
             topology="ring", **_link(plain["link"]),
         )  # fmt: skip
-        found = recommend(request, break_even=False)
-        chosen = found.row.candidate
+        advice = recommend(request, break_even=False)
+        chosen = advice.row.candidate
         for run in runs:
             method = METHODS[run["method"]]
             way = Candidate(method.codec or "none", max(1, method.every), method.fragments, method.overlap, True)
             same = (run["link"], run["ranks"]) == (plain["link"], plain["ranks"])
             if same and method.optimizer == "adamw" and method.every and method.outer == "mean" and way == chosen:
                 yield Promise(
-                    "GPT, 3.7 M", show_link(run["link"]), run["ranks"], found.codec, found.quality_speedup,
+                    "GPT, 3.7 M", show_link(run["link"]), run["ranks"], advice.codec, advice.quality_speedup,
                     None if run["reached_s"] is None else plain["reached_s"] / run["reached_s"],
                     f"loss {run['loss']:.3f}, plain DDP {plain['loss']:.3f}", run["reached_s"] is not None,
                 )  # fmt: skip
@@ -95,12 +95,12 @@ def _lenet_promises() -> Iterator[Promise]:
             profile.load("cpu"), plain["model"], local["median_step_s"], workers=plain["ranks"], topology="ring",
             **_link(plain["rate"]),
         )  # fmt: skip
-        found = recommend(request, break_even=False)
+        advice = recommend(request, break_even=False)
         for run in runs:
-            if run["way"] == found.codec and run["batch"] == plain["batch"]:
+            if run["way"] == advice.codec and run["batch"] == plain["batch"]:
                 lost = plain["accuracy"] - run["accuracy"]
                 yield Promise(
-                    "LeNet-5", show_link(run["rate"]), run["ranks"], found.codec, found.quality_speedup,
+                    "LeNet-5", show_link(run["rate"]), run["ranks"], advice.codec, advice.quality_speedup,
                     plain["train_s"] / run["train_s"],
                     f"{run['accuracy']:.2f} %, plain DDP {plain['accuracy']:.2f} %", lost <= 0.25,
                 )  # fmt: skip
@@ -146,8 +146,8 @@ def utilisations() -> Iterator[Utilisation]:
         training = LocalTraining(
             method.every, 1.0, sent / run["numel"], fragments=method.fragments, overlap=method.overlap
         )
-        found = predict(run["numel"], 1e6, Fleet(ranks, 1 / step_s, line), training, rounds=3)
-        yield Utilisation(show_link(run["link"]), ranks, run["title"], found.utilisation, 1 - run["waiting_share"])
+        predicted = predict(run["numel"], 1e6, Fleet(ranks, 1 / step_s, line), training, rounds=3)
+        yield Utilisation(show_link(run["link"]), ranks, run["title"], predicted.utilisation, 1 - run["waiting_share"])
 
 
 def utilisation_table() -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import architecture
+import badges
 import internet_table
 import plan_evidence
 import plan_promises
@@ -20,9 +21,10 @@ from bench_tables import blocks
 from choosing_tables import ServerRuns, choosing_blocks, first_table
 from fault_tables import tier_block
 from first_picture import first_picture
-from gpt_tables import gpt_table, time_table
+from gpt_tables import gpt_table, gradients_table, time_table
 from links_picture import picture
 from page_blocks import RESULTS, ROOT, fill, update
+from picks_table import picks_table
 
 from laconic.errors import LaconicError
 from laconic.records import read
@@ -70,7 +72,9 @@ def wanted_files() -> dict[Path, str]:
     )
     server, readme, choosing = ServerRuns(), ROOT / "README.md", ROOT / "docs" / "choosing.md"
     pages[readme] = fill(fill(pages[readme], "first", first_table(server)), "gpt", gpt_table())
-    pages[choosing] = choosing.read_text(encoding="utf-8")
+    picks = picks_table()
+    pages[readme] = fill(pages[readme], "picks", picks)
+    pages[choosing] = fill(choosing.read_text(encoding="utf-8"), "picks", picks)
     for name, markdown in choosing_blocks(server).items():
         pages[choosing] = fill(pages[choosing], name, markdown)
     faults = ROOT / "docs" / "faults.md"
@@ -79,7 +83,7 @@ def wanted_files() -> dict[Path, str]:
     )
     transformers = ROOT / "docs" / "transformers.md"
     text = fill(transformers.read_text(encoding="utf-8"), "optimizers", choosing_blocks(server)["optimizers"])
-    pages[transformers] = fill(text, "time", time_table())
+    pages[transformers] = fill(fill(text, "time", time_table()), "gradients", gradients_table())
     local_sgd, evidence = ROOT / "docs" / "local-sgd.md", recipe_evidence.all_evidence()
     pages[transformers] = fill(pages[transformers], "recipes", recipe_evidence.evidence_table(evidence))
     pages[local_sgd] = fill(local_sgd.read_text(encoding="utf-8"), "recipes", recipe_evidence.evidence_table(evidence))
@@ -90,7 +94,7 @@ def wanted_files() -> dict[Path, str]:
     text = fill(text, "utilisation", plan_promises.utilisation_table())
     pages[planner] = fill(text, "promises", plan_promises.promise_table())
     pages[architecture.PAGE] = architecture.page()
-    pictures = {"first": first_picture(), "links": picture()}
+    pictures = {"badges": badges.badges(), "first": first_picture(), "links": picture()}
     return (
         pages
         | {architecture.PICTURE: architecture.draw()}

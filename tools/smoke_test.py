@@ -1,12 +1,15 @@
 """Run every command of an installed laconic in an empty folder: ``PYTHON tools/smoke_test.py``.
 
 A program of its own: run it by the Python of any environment that has laconic, such as one with nothing but a wheel in
-it. Every command must end well, or say in one line which missing package to install. The last line is a JSON object
-with the seconds of ``import laconic`` and the bytes of the installed files. Exits with 1 if a command failed.
+it. Every command must end well, or say in one line which missing package to install; the C++ core must code known data
+into known bytes. The last line is a JSON object with the seconds of ``import laconic``, the bytes of the installed
+files and the version of torch. Without torch most commands can only say what to install; the core is tested all the
+same. Exits with 1 if anything failed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -26,17 +29,27 @@ RUN = {
 """Summary of a run, for commands that only read: they work without gRPC."""
 
 
+GRPC, CERTIFICATES, LAB = ("grpc",), ("cryptography",), ("laconic_lab",)
+
+
 @dataclass(frozen=True)
 class Case:
-    """Words after ``laconic``, and the modules without which the command may only say what to install."""
+    """Words after ``laconic``, and the modules without which the command may only say what to install.
+
+    Commands also need torch unless ``torch`` is false.
+    """
 
     words: str
     needs: tuple[str, ...] = ()
+    torch: bool = True
+
+    @property
+    def missing(self) -> list[str]:
+        return [module for module in (*self.needs, *("torch",) * self.torch) if find_spec(module) is None]
 
 
-GRPC, CERTIFICATES, LAB = ("grpc",), ("cryptography",), ("laconic_lab",)
 CASES = (
-    Case("--version"),
+    Case("--version", torch=False),
     Case("codecs --json"),
     Case("pack model.safetensors -o model.lac --codec uniform:8|rans"),
     Case("unpack model.lac --list"),
@@ -45,20 +58,23 @@ CASES = (
     Case("tune --model mlp --data digits --steps 10 --codec qsgd:4 --bandwidth 10mbit"),
     Case("calibrate -o machine.json --model mlp --codec qsgd:4 --quick"),
     Case("report finished -o finished.html"),
-    Case("watch finished --once"),
+    Case("watch finished --once", torch=False),
     Case("train --method 5 --explain"),
     Case("train --method laconic --model mlp --iterations 10 --run-dir trained", GRPC),
     Case("train --method 5 --iterations 5 --run-dir prepared --prepare"),
-    Case("server prepared --help"),
-    Case("worker prepared --help"),
+    Case("server prepared --help", torch=False),
+    Case("worker prepared --help", torch=False),
     Case("server absent", GRPC),
     Case("worker absent --worker 0", GRPC),
     Case("demo --methods 1,5 --iterations 5 --run-dir demos --html demo.html", GRPC),
-    Case("certs new certificates --job smoke --host 127.0.0.1 --workers 1", CERTIFICATES),
+    Case("certs new certificates --job smoke --host 127.0.0.1 --workers 1", CERTIFICATES, torch=False),
     Case("bench qsgd:4 --quick --no-peers", LAB),
     Case("study jang2017 --help", LAB),
     Case("lab faults --list", LAB),
 )
+CODINGS = ("huffman", "rans")
+DIGESTS = {"huffman": "2b5956c5b7833d12", "rans": "5054af9e32ee45fb", "qsgd": "d50f34e66046338f"}
+"""First half of the SHA-256 of what the core writes for known data: the same for every Python and instruction set."""
 FAILS = {"server absent", "worker absent --worker 0"}
 """Commands that end with an error of one line in every environment."""
 
@@ -69,16 +85,16 @@ def main() -> int:
         os.chdir(folder)
         _write_inputs()
         problems = [problem for problem in (_problem(case) for case in CASES) if problem]
-        problems += _commands_without_case()
+        problems += _commands_without_case() + core_problems()
         os.chdir("/")
     for problem in problems:
         print(problem, file=sys.stderr)
-    found = {
+    results = {
         "python": sys.version.split()[0], "commands": len(CASES), "failed": len(problems),
-        "import_s": round(import_s, 4),
+        "import_s": round(import_s, 4), "torch": _version("torch"),
         "installed_bytes": {name: _installed_bytes(name) for name in ("laconic", "laconic-lab")},
     }  # fmt: skip
-    print(json.dumps(found))
+    print(json.dumps(results))
     return int(bool(problems))
 
 
@@ -89,10 +105,11 @@ def _import_seconds() -> float:
 
 
 def _write_inputs() -> None:
-    import torch
-    from safetensors.torch import save_file
+    import numpy as np
+    from safetensors.numpy import save_file
 
-    save_file({"layer.weight": torch.randn(64, 64, generator=torch.Generator().manual_seed(0))}, "model.safetensors")
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    save_file({"layer.weight": weights}, "model.safetensors")
     Path("finished").mkdir()
     Path("finished/config.json").write_text("{}")
     Path("finished/summary.json").write_text(json.dumps(RUN))
@@ -110,7 +127,7 @@ def _problem(case: Case) -> str | None:
     except subprocess.TimeoutExpired:
         print(f"FAIL {TIMEOUT_S:5.1f} s  laconic {case.words}", flush=True)
         return f"laconic {case.words}: expected an end within {TIMEOUT_S} s"
-    missing = [module for module in case.needs if find_spec(module) is None]
+    missing = case.missing
     errors = done.stderr.strip().splitlines()
     if missing or case.words in FAILS:
         well = done.returncode in (1, 2) and len(errors) == 1 and (not missing or "pip install" in errors[0])
@@ -121,6 +138,46 @@ def _problem(case: Case) -> str | None:
         return None
     wanted = f"one line that says how to install {', '.join(missing)}" if missing else "exit code 0"
     return f"laconic {case.words}: expected {wanted}, got exit code {done.returncode} and {done.stderr[-2000:]!r}"
+
+
+def core_problems() -> list[str]:
+    """Run coders of the C++ core on known data, by addresses as laconic does; return what is wrong with their bytes."""
+    import numpy as np
+
+    from laconic import _core
+
+    problems = []
+    if _core.crc32c_of(b"123456789") != 0xE3069283:  # the check value of CRC-32C
+        problems.append(f"the core's CRC-32C of '123456789' is {_core.crc32c_of(b'123456789'):#x}, not 0xe3069283")
+    mixed = np.arange(1, 100_001, dtype=np.uint32) * np.uint32(2654435761)  # numpy's own generators may change
+    symbols = np.minimum(mixed >> 28, mixed >> 20 & 15).astype(np.uint8)
+    coded = np.empty(_core.coded_max_nbytes(symbols.size, 16), np.uint8)
+    for coding, name in enumerate(CODINGS):
+        nbytes = _core.encode_symbols(symbols.ctypes.data, symbols.size, 16, coding, coded.ctypes.data, 2)
+        again = np.empty_like(symbols)
+        valid = _core.decode_symbols(coded.ctypes.data, nbytes, symbols.size, 16, again.ctypes.data, 2)
+        if not valid or not np.array_equal(symbols, again):
+            problems.append(f"the core does not decode the {name} code that it wrote")
+        problems += _digest_problem(name, coded[:nbytes].tobytes())
+    x = (mixed[:10_000] >> 8).astype(np.float32) / np.float32(2**24) - np.float32(0.5)
+    norms, packed = np.empty(-(-x.size // 512), np.float32), np.empty(x.size // 2, np.uint8)
+    _core.qsgd_encode(
+        x.ctypes.data, x.size, 4, 512, False, True, 1234, norms.ctypes.data, packed.ctypes.data, 2
+    )  # fmt: skip
+    problems += _digest_problem("qsgd", norms.tobytes() + packed.tobytes())
+    return problems
+
+
+def _digest_problem(name: str, data: bytes) -> list[str]:
+    found = hashlib.sha256(data).hexdigest()[:16]
+    return [] if found == DIGESTS[name] else [f"{name}: the core wrote bytes with SHA-256 {found}, not {DIGESTS[name]}"]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return distribution(name).version
+    except PackageNotFoundError:
+        return None
 
 
 def _commands_without_case() -> list[str]:

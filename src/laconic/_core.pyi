@@ -1,4 +1,4 @@
-# Types of csrc/bindings.cpp. An address points to contiguous memory that the caller keeps alive.
+# Types of csrc/bindings/. An address points to contiguous memory that the caller keeps alive.
 
 import torch
 

@@ -13,7 +13,7 @@ from laconic.errors import ConfigError, InputError
 from laconic.frames import decode, open_packet
 from laconic.wire import Buffer
 
-__all__ = ["KINDS", "OPTIMIZERS", "SGD", "Schedule", "TorchOptimizer", "make_optimizer"]
+__all__ = ["KINDS", "OPTIMIZERS", "SGD", "OptimizerSettings", "Schedule", "TorchOptimizer"]
 
 
 class SGD:
@@ -207,13 +207,33 @@ class TorchOptimizer:
         self._saved = {key: x.clone() for key, x in state.items()}
 
 
-def make_optimizer(kind: str, *, momentum: float, weight_decay: float) -> SGD | TorchOptimizer:
-    """Return one of ``OPTIMIZERS``; only SGD takes the momentum."""
-    if kind not in OPTIMIZERS:
-        raise ConfigError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {kind!r}")
-    if kind == "sgd":
-        return SGD(momentum=momentum, weight_decay=weight_decay)
-    return TorchOptimizer(kind, weight_decay=weight_decay)
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """Settings of an optimizer.
+
+    Args:
+        optimizer: ``sgd``; or ``adamw``, or ``muon`` (for matrices, AdamW for the rest).
+        momentum: Of ``sgd``.
+    """
+
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ConfigError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        for name in ("lr", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+                raise ConfigError(f"{name} must be a finite number of at least 0, got {value!r}")
+
+    def make_optimizer(self) -> SGD | TorchOptimizer:
+        """Return the optimizer; only SGD takes the momentum."""
+        if self.optimizer == "sgd":
+            return SGD(momentum=self.momentum, weight_decay=self.weight_decay)
+        return TorchOptimizer(self.optimizer, weight_decay=self.weight_decay)
 
 
 KINDS = ("constant", "step", "cosine")

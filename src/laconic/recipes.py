@@ -68,6 +68,7 @@ class Recipe:
         name: Its name.
         optimizer: ``muon`` (with AdamW for vectors, embeddings and head) or ``adamw``.
         every, codec, fragments, outer: Arguments of ``LocalSGD``.
+        lr: AdamW's largest learning rate; Muon's is 20 times as large.
     """
 
     name: str
@@ -76,17 +77,28 @@ class Recipe:
     codec: str
     fragments: int = 1
     outer: str = "mean"
+    lr: float = 1e-3
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
         """The trainings behind the recipe, from the Records of ``laconic study gpt``."""
         return tuple(Evidence(**values) for values in _evidence().get(self.name, ()))
 
+    @property
+    def factor(self) -> float:
+        """Factor of the mean."""
+        return _argument(self.outer)
+
+    @property
+    def decay(self) -> float:
+        """Factor of residuals in each exchange."""
+        return _argument(self.codec.partition("|")[0])
+
     def optimizers(self, model: nn.Module, **options: Any) -> list[torch.optim.Optimizer]:
         """Return the optimizers with the rates of the trainings, or with other options of ``laconic.muon`` or AdamW."""
         if self.optimizer == MUON:
-            return muon(model, **options)
-        rates: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
+            return muon(model, **{"lr": 20 * self.lr, "adamw_lr": self.lr} | options)
+        rates: dict[str, Any] = {"lr": self.lr, "betas": (0.9, 0.95), "weight_decay": 0.1}
         return [torch.optim.AdamW(model.parameters(), **rates | options)]
 
     def arguments(self) -> dict[str, Any]:
@@ -116,10 +128,15 @@ _RECIPES = {
     for recipe in (
         Recipe("muon-sign-16", MUON, 16, "ef|sign", 4),
         Recipe("muon-sign-64", MUON, 64, "ef|sign", 4),
-        Recipe("muon-sign-65", MUON, 65, "ef|sign", 4, outer="mean:1.6"),
+        Recipe("muon-sign-65", MUON, 65, "ef:0.9|sign", 4, outer="mean:1.8", lr=7e-4),
         Recipe("muon-sign-96", MUON, 96, "ef|sign", 4),
     )
 }
+
+
+def _argument(text: str) -> float:
+    """Return the argument of ``mean:1.8`` or ``ef:0.9``; 1 if there is none."""
+    return float(text.partition(":")[2] or 1)
 
 
 def names() -> list[str]:

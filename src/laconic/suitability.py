@@ -149,8 +149,8 @@ def verdict(spec: str, optimizer: Optimizer | Moments) -> str | None:
     "Attach 'ef|topk:0.01', which sends it later."
     """
     memory = optimizer if isinstance(optimizer, str) else moments(optimizer)
-    found = None if memory is None else judge(spec, memory)
-    if memory is None or found is None:
+    harm = None if memory is None else judge(spec, memory)
+    if memory is None or harm is None:
         return None
     subject = {
         "none": "gradients",
@@ -158,7 +158,7 @@ def verdict(spec: str, optimizer: Optimizer | Moments) -> str | None:
         "adam": "an optimizer with Adam's moments",
     }
     advice = _advice(spec, optimizer, memory)
-    return f"{spec!r} does not suit {subject[memory]}: {found.cause}, and {found.effect}. {advice}"
+    return f"{spec!r} does not suit {subject[memory]}: {harm.cause}, and {harm.effect}. {advice}"
 
 
 def unremembered_bias(spec: str) -> str | None:
@@ -182,18 +182,26 @@ def unremembered_bias(spec: str) -> str | None:
     )
 
 
-def known_loss(spec: str) -> str:
-    """Return in a few words what the table says against gradients exchanged by a spec, and with which optimizers.
+def known_loss(spec: str, memory: Moments | None = None) -> str:
+    """Return in a few words what the table says against gradients exchanged by a spec.
+
+    Args:
+        memory: Of the optimizer; None: of all, and the text names those that it is about.
 
     >>> known_loss("topk:0.01"), known_loss("ef|topk:0.01"), known_loss("qsgd:4")
     ('far worse', 'far worse (momentum, Adam)', 'none known')
+    >>> known_loss("ef|topk:0.01", "adam"), known_loss("ef|topk:0.01", "none")
+    ('far worse', 'none known')
     """
+    if memory is not None:
+        against = judge(spec, memory)
+        return "none known" if against is None else against.loss
     names: dict[Moments, str] = {"none": "SGD", "momentum": "momentum", "adam": "Adam"}
-    found = {name: verdict.loss for memory, name in names.items() if (verdict := judge(spec, memory)) is not None}
-    if not found:
+    losses = {name: verdict.loss for memory, name in names.items() if (verdict := judge(spec, memory)) is not None}
+    if not losses:
         return "none known"
-    loss = next(iter(found.values()))  # a codec does the same to all of them
-    return loss if len(found) == len(names) else f"{loss} ({', '.join(found)})"
+    loss = next(iter(losses.values()))  # a codec does the same to all of them
+    return loss if len(losses) == len(names) else f"{loss} ({', '.join(losses)})"
 
 
 def _kinds(spec: str) -> Iterator[Kind]:

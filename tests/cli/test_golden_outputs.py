@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from golden_outputs import ENVIRONMENT
 
-from laconic.cli.extras import EXTRAS, OTHERS
+from laconic.cli.extras import EXTRAS, OTHERS, advice_for
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -64,6 +64,13 @@ def test_every_extra_for_users_is_known() -> None:
     assert {extra: {modules.get(name, name) for name in packages[extra]} for extra in of_users} == {
         extra: set(names) for extra, names in EXTRAS.items()
     }
+
+
+def test_missing_dependency_of_laconic_itself_is_named() -> None:
+    """`pip install --no-deps`, which leaves an installed torch alone, also leaves out what is missing."""
+    missing = ModuleNotFoundError("No module named 'torch'", name="torch.distributed")
+    assert advice_for(missing) == "this command needs the package torch: pip install torch"
+    assert advice_for(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
 
 
 @pytest.mark.slow

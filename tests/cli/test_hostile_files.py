@@ -109,9 +109,9 @@ BAD_LINES = [
 @pytest.mark.parametrize("line, words", BAD_LINES)
 def test_line_that_is_no_record_is_named_and_the_others_are_read(line, words):
     Path("records.jsonl").write_text(json.dumps(RECORD) + "\n" + line + "\n")
-    found = gather([Path("records.jsonl")])
-    assert len(found.records) == 1 and len(found.skipped) == 1
-    assert words in found.skipped[0] and "line 2" in found.skipped[0] and len(found.skipped[0]) < 200
+    sources = gather([Path("records.jsonl")])
+    assert len(sources.records) == 1 and len(sources.skipped) == 1
+    assert words in sources.skipped[0] and "line 2" in sources.skipped[0] and len(sources.skipped[0]) < 200
     Path("records.jsonl").write_text(line)
     with pytest.raises(laconic.ConfigError, match="does not hold records"):
         gather([Path("records.jsonl")])
@@ -172,8 +172,8 @@ def test_pipe_and_device_in_place_of_records_are_refused(folder: Path):
     (run_folder / "records.jsonl").symlink_to("/dev/zero")
     (folder / "good.jsonl").write_text(json.dumps(RECORD) + "\n")
     os.mkfifo(folder / "pipe.jsonl")
-    found = gather([Path("good.jsonl"), Path("run")])
-    assert len(found.records) == 1 and "not a regular file" in found.skipped[0]
+    sources = gather([Path("good.jsonl"), Path("run")])
+    assert len(sources.records) == 1 and "not a regular file" in sources.skipped[0]
     (run_folder / "records.jsonl").unlink()
     assert len(gather([Path("good.jsonl"), Path("run")]).skipped) == 1
     assert any("pipe.jsonl" in line for line in gather([Path()]).skipped)

@@ -36,9 +36,9 @@ def test_example_of_the_help_runs(run: Run, work_dir: Path, example: str) -> Non
     text = page.read_text()
     assert text.startswith("<!doctype html>") and ("an hour for each worker" in text) == ("--price-hour" in words)
     if "--json" in words:
-        told = json.loads(done.stdout)
-        assert told["path"] == str(page) and told["bytes"] == page.stat().st_size and told["claims"] > 10
-        assert "predicted-measured" in told["plots"] and told["runs"] == 0 and told["skipped"]
+        printed = json.loads(done.stdout)
+        assert printed["path"] == str(page) and printed["bytes"] == page.stat().st_size and printed["claims"] > 10
+        assert "predicted-measured" in printed["plots"] and printed["runs"] == 0 and printed["skipped"]
     else:
         assert f"wrote {page}: " in done.stdout and "open it in a browser" in done.stdout
 

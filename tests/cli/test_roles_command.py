@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -128,3 +129,19 @@ def test_unreachable_server_is_one_line(run: Run, prepared: Path) -> None:
     assert (
         result.exit_code == 1 and f"no server at 127.0.0.1:{port}" in result.stderr and "Traceback" not in result.output
     )
+
+
+def test_interrupted_server_says_so_at_once_and_saves_a_checkpoint(prepared: Path) -> None:
+    server = start("server", prepared / "run")
+    try:
+        assert eventually((prepared / "run" / "server.json").exists, 120)
+        server.send_signal(signal.SIGINT)
+        assert server.stderr is not None
+        first = server.stderr.readline()
+        _, errors = server.communicate(timeout=60)
+    finally:
+        server.kill()
+        server.communicate()
+    assert first == "laconic: stopping...\n" and server.returncode == 130
+    assert "continue with --resume" in errors and "Traceback" not in errors
+    assert list((prepared / "run" / "checkpoints").iterdir())

@@ -5,6 +5,9 @@ NCCL needs a GPU for each rank, so a machine with one GPU can test one rank of i
 
 from __future__ import annotations
 
+import gc
+import warnings
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
@@ -16,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic import counters
 from laconic.collective.exchange import Exchange
+from laconic.collective.reductions import device_replay
 from laconic.collective.reductions.device_replay import record_exchanges
 from ranks import batches, network, run_ranks
 
@@ -113,7 +117,19 @@ def nccl_rank():
 def _recording(request):
     record_exchanges(request.param == "recorded")
     yield
-    record_exchanges(False)
+    record_exchanges()
+
+
+@contextmanager
+def forbidden_waits():
+    """Let torch raise where the host would wait for the GPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode is a prototype, says torch
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.usefixtures("_recording")
@@ -133,12 +149,8 @@ def test_exchange_gives_the_means_of_the_cpu(spec, nccl_rank):
         for (_, x), (_, y) in zip(tensors, given, strict=True):
             x.copy_(y)
         torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            torch.cuda.set_sync_debug_mode("error" if step in (1, 3, 5) else "default")
-            try:
-                on_gpu.mean(tensors)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
+        with torch.cuda.stream(stream), forbidden_waits() if step in (1, 3, 5) else nullcontext():
+            on_gpu.mean(tensors)
         torch.cuda.synchronize()
         on_cpu.mean(given)
         for (name, x), (_, y) in zip(tensors, given, strict=True):
@@ -146,3 +158,56 @@ def test_exchange_gives_the_means_of_the_cpu(spec, nccl_rank):
     on_gpu.settle()
     assert on_gpu.stats.skipped_nonfinite == on_cpu.stats.skipped_nonfinite == 1
     assert counters.counts().get("unrecorded_exchanges", 0) == 0
+
+
+def train_attached(spec, steps, *, replaced=None):
+    """Return the gradients of a few attached steps of a network with dropout, and the losses."""
+    torch.manual_seed(7)
+    layers = torch.nn.Linear(64, 300), torch.nn.Dropout(0.2), torch.nn.Linear(300, 128), torch.nn.Linear(128, 10)
+    network = torch.nn.Sequential(*layers)
+    model = DistributedDataParallel(network.cuda(), bucket_cap_mb=0.1)
+    attachment = laconic.attach(model, "none")
+    found = []
+    for each in [spec] if replaced is None else [replaced, spec]:
+        attachment.set(each)
+        for step in range(steps):
+            x = torch.randn(32, 64, generator=torch.Generator().manual_seed(step)).cuda()
+            model.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            found += [loss.item(), *(p.grad.detach().cpu().clone() for p in model.parameters())]
+        gc.collect()  # the graphs of a codec that was replaced are gone before the next ones are recorded
+    attachment.detach()
+    return found
+
+
+@pytest.mark.parametrize("spec", ["ef|qsgd:4", "ef|thc:4", "ef|powersgd:2", "ef|topk:0.05"])
+def test_recorded_steps_have_the_gradients_of_launched_ones(spec, nccl_rank):
+    results = []
+    for recorded in (False, True):
+        record_exchanges(recorded)
+        results.append(train_attached(spec, 6, replaced="qsgd:8"))
+    record_exchanges()
+    assert counters.counts().get("unrecorded_exchanges", 0) == 0
+    for launched, recorded in zip(*results, strict=True):
+        assert torch.equal(torch.as_tensor(launched), torch.as_tensor(recorded))
+
+
+def test_work_that_cannot_be_recorded_is_launched_and_torch_stays_usable(nccl_rank):
+    ran, waits = [], torch.zeros(1, device="cuda")
+    stream, before = torch.cuda.Stream(), counters.counts().get("unrecorded_exchanges", 0)
+
+    def work():
+        ran.append(float(waits + 1))  # waits for the GPU, which a graph cannot hold
+
+    replay = device_replay.Replay(work, torch.device("cuda", 0))
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            replay()
+    assert ran == [1.0] * 5 and counters.counts()["unrecorded_exchanges"] == before + 1
+    torch.nn.functional.dropout(torch.ones(100, device="cuda"))  # the generator is not left in the recording
+    again = device_replay.Replay(lambda: waits.add_(1), torch.device("cuda", 0))
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            again()
+    assert float(waits) == 5 and again._replay is not None

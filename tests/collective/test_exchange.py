@@ -146,8 +146,8 @@ def overlapping(rank, world):
             for each in running:
                 for _ in each:
                     pass
-            found, wanted = ([x for each in given for _, x in each] for given in (tensors, expected))
-            results[f"overlapping {spec} {step}"] = same(found, wanted)
+            reduced, wanted = ([x for each in given for _, x in each] for given in (tensors, expected))
+            results[f"overlapping {spec} {step}"] = same(reduced, wanted)
         ours, theirs = overlapped.state_dict(), in_turn.state_dict()
         results[f"overlapping {spec} residuals"] = ours.keys() == theirs.keys() and same(
             list(ours.values()), list(theirs.values())

@@ -58,9 +58,9 @@ def exact(rank, mesh):
         expected = train(stock, 2, rank=rank, **training), *whole(stock)
         for native in (False, True):
             model, attachment = attached(mesh, "none", native=native, options=options, check_every=2)
-            found = train(model, 2, rank=rank, **training), *whole(model)
+            trained = train(model, 2, rank=rank, **training), *whole(model)
             key = f"exact {name} {'mesh' if native else 'replicate'}"
-            results[key] = same(expected, found)
+            results[key] = same(expected, trained)
             results[f"{key} counts"] = (attachment.stats()["steps"], attachment.stats()["drifts"]) in ((2, 0), (4, 0))
     return results
 

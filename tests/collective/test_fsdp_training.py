@@ -28,13 +28,13 @@ def mean(loss):
 def held_out(model, rank):
     """Return the loss on windows that no rank has trained on."""
     with torch.no_grad():
-        found = [loss_of(model, windows) for windows in text(rank, 10, 4, generator_seed=9)]
-    return mean(torch.stack(found).mean())
+        losses = [loss_of(model, windows) for windows in text(rank, 10, 4, generator_seed=9)]
+    return mean(torch.stack(losses).mean())
 
 
 def losses(rank, world, *, optimizer, steps):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    make, found = {"adamw": adamw, "muon": muon}[optimizer], {}
+    make, by_way = {"adamw": adamw, "muon": muon}[optimizer], {}
     # Muon computes with whole matrices, which is faster on a mesh of one dimension, where `none` has HSDP's bits.
     native = optimizer == "adamw"
     for spec in ("stock", "qsgd:8", "ef|thc:4"):
@@ -43,8 +43,8 @@ def losses(rank, world, *, optimizer, steps):
             name = "none" if spec == "stock" else spec
             laconic.attach(model, name, replicate=mesh["replicate"], policy=laconic.Policy(min_numel=512))
         train(model, steps, rank=rank, optimizers=make(model), batch=4, decays=True)
-        found[spec] = held_out(model, rank)
-    return found
+        by_way[spec] = held_out(model, rank)
+    return by_way
 
 
 @pytest.mark.parametrize("optimizer, steps", [("adamw", 160), ("muon", 260)])
@@ -58,7 +58,7 @@ def test_loss_is_within_one_per_cent_of_that_of_hsdp(tmp_path, optimizer, steps)
 def local_steps(rank, world):
     """Train by FSDP2 inside nodes, and exchange updates between them every few steps."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    group, policy, found = mesh["replicate"].get_group(), laconic.Policy(min_numel=512), {}
+    group, policy, by_way = mesh["replicate"].get_group(), laconic.Policy(min_numel=512), {}
     for way in ("stock", "local"):
         model = sharded_gpt(mesh["shard"])
         optimizers = muon(model)
@@ -75,9 +75,9 @@ def local_steps(rank, world):
                 local.zero_grad()
             local.finish()
             stats = local.stats()
-        found[way] = held_out(model, rank)
-        found[f"{way} bytes"] = stats["bytes_sent"] + stats["bytes_reduced"]
-    return found
+        by_way[way] = held_out(model, rank)
+        by_way[f"{way} bytes"] = stats["bytes_sent"] + stats["bytes_reduced"]
+    return by_way
 
 
 def test_local_steps_between_nodes_learn_with_few_bytes(tmp_path):
@@ -122,7 +122,7 @@ def test_bytes_at_the_sockets_are_those_of_stats(tmp_path):
     folder = str(Path(__file__).resolve().parent.parent)
     arguments = [[sys.executable, "-c", SENDS, str(rank), str(tmp_path / "store"), folder] for rank in (0, 1)]
     ranks = [sockets.popen(each, stdout=subprocess.PIPE, text=True) for each in arguments]
-    found = [json.loads(each.communicate(timeout=300)[0].splitlines()[-1]) for each in ranks]
-    for spec in found[0]:
-        sent, counted = (sum(each[spec][i] for each in found) for i in (0, 1))
+    reports = [json.loads(each.communicate(timeout=300)[0].splitlines()[-1]) for each in ranks]
+    for spec in reports[0]:
+        sent, counted = (sum(each[spec][i] for each in reports) for i in (0, 1))
         assert abs(counted / sent - 1) < 0.03, (spec, sent, counted)

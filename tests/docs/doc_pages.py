@@ -65,11 +65,11 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    found = []
+    code = []
     for match in BLOCK.finditer(text):
         line = text[: match.start("tick")].count("\n") + 1
-        found.append(Block(page, line, match["language"].strip(), match["mark"], match["why"] or "", match["text"]))
-    return found
+        code.append(Block(page, line, match["language"].strip(), match["mark"], match["why"] or "", match["text"]))
+    return code
 
 
 def prose(page: Path) -> str:
@@ -79,13 +79,13 @@ def prose(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """What GitHub and MkDocs make of the headings."""
-    found: set[str] = set()
+    names: set[str] = set()
     for heading in re.findall(r"^#{1,6} +(.+?) *#*$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         slug = re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
-        same = sum(1 for other in found if re.fullmatch(re.escape(slug) + r"(-\d+)?", other))
-        found.add(f"{slug}-{same}" if same else slug)
-    return found
+        same = sum(1 for other in names if re.fullmatch(re.escape(slug) + r"(-\d+)?", other))
+        names.add(f"{slug}-{same}" if same else slug)
+    return names
 
 
 def matches(shown: str, printed: str) -> bool:

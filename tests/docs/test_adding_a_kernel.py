@@ -44,7 +44,7 @@ def test_the_walk_adds_a_quantizer_whose_backends_agree(tmp_path):
     (tmp_path / "csrc/simd/maxsign.hpp").write_text(header)
     insert(tmp_path / "csrc/simd.cpp", '#include "simd/momentum.hpp"', '#include "simd/maxsign.hpp"\n')
     insert(tmp_path / "csrc/simd/table.inc", "LOOP(sign_encode,", loop)
-    insert(tmp_path / "csrc/bindings.cpp", '  m.def("qsgd_decode",', binding)
+    insert(tmp_path / "csrc/bindings/quantizers.cpp", '  m.def("qsgd_decode",', binding)
     insert(tmp_path / "src/laconic/_core.pyi", "def qsgd_decode(", stub)
     append(tmp_path / KERNELS / "cpu/quantizers.py", cpu)
     append(tmp_path / KERNELS / "triton/backend.py", "maxsign_encode = torch_fallback.maxsign_encode\n")

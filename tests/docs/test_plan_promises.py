@@ -7,13 +7,13 @@ import pytest
 
 
 def test_recommended_recipes_reach_the_quality_of_plain_ddp_as_soon_as_promised_less_a_fifth() -> None:
-    found = plan_promises.promises()
-    assert any(one.model.startswith("GPT") for one in found)
-    assert [one for one in found if not one.holds] == []
+    promises = plan_promises.promises()
+    assert any(one.model.startswith("GPT") for one in promises)
+    assert [one for one in promises if not one.holds] == []
 
 
 def test_utilisation_of_local_steps_is_predicted_within_a_tenth() -> None:
-    found = list(plan_promises.utilisations())
-    assert len(found) >= 10
-    for one in found:
+    utilisations = list(plan_promises.utilisations())
+    assert len(utilisations) >= 10
+    for one in utilisations:
         assert one.predicted == pytest.approx(one.measured, abs=0.1), one

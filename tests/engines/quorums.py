@@ -25,17 +25,8 @@ class Gloo:
         client = dist.TCPStore("localhost", int(port), is_master=False, wait_for_workers=False, timeout=TIMEOUT)
         self.group = dist.ProcessGroupGloo(dist.PrefixStore(prefix, client), rank, world_size, TIMEOUT)
 
-    def allreduce(self, tensors: list[Tensor], opts: Any) -> Any:
-        return self.group.allreduce(tensors, opts)
-
-    def send(self, tensors: list[Tensor], rank: int, tag: int) -> Any:
-        return self.group.send(tensors, rank, tag)
-
-    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Any:
-        return self.group.recv(tensors, rank, tag)
-
-    def size(self) -> int:
-        return self.group.size()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.group, name)  # allreduce, send, recv, size
 
     def errored(self) -> None:
         return None

@@ -15,9 +15,9 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torchft" / "ddp_to
 def test_killed_replica_is_healed_and_ends_with_the_same_weights():
     printed = run_with_torchft(EXAMPLE)
     assert "ends with -9" in printed
-    found = re.findall(r"(\w+): ([\d,]+) bytes, (\d+) quorums, accuracy ([\d.]+) %, weights (\S+)", printed)
-    assert [name for name, *_ in sorted(found)] == ["first", "second"]
-    (_, first_bytes, quorums, accuracy, weights), (_, second_bytes, *_, others) = sorted(found)
+    replicas = re.findall(r"(\w+): ([\d,]+) bytes, (\d+) quorums, accuracy ([\d.]+) %, weights (\S+)", printed)
+    assert [name for name, *_ in sorted(replicas)] == ["first", "second"]
+    (_, first_bytes, quorums, accuracy, weights), (_, second_bytes, *_, others) = sorted(replicas)
     assert weights == others and float(accuracy) > 75 and int(quorums) >= 2
     assert int(first_bytes.replace(",", "")) > int(second_bytes.replace(",", "")) > 0
 

@@ -185,10 +185,10 @@ def test_log2_fixed_matches_log2():
 def check_round_trip(classes: list[int], frequencies: list[int] | None) -> None:
     data = code_tables.write_code_table(classes, frequencies)
     for behind in (b"", b"\x00", b"\xff\xff\xff"):
-        found, read, taken = code_tables.read_code_table(
+        classes_read, read, taken = code_tables.read_code_table(
             data + behind, len(classes), with_frequencies=frequencies is not None
         )
-        assert (found, taken) == (classes, len(data))
+        assert (classes_read, taken) == (classes, len(data))
         assert frequencies is None or read == frequencies
     for end in range(len(data)):
         with pytest.raises(FrameError, match="truncated code table"):
@@ -214,8 +214,8 @@ def test_table_of_frequencies_round_trips(counts, scale):
 def test_runs_of_any_length_round_trip(gap):
     check_round_trip([1, *[0] * gap, 1], None)
     classes = [*[0] * (4094 - gap), 3, *[0] * gap, 5]
-    found, _, _ = code_tables.read_code_table(code_tables.write_code_table(classes), 4096, with_frequencies=False)
-    assert found == classes
+    again, _, _ = code_tables.read_code_table(code_tables.write_code_table(classes), 4096, with_frequencies=False)
+    assert again == classes
 
 
 def test_table_bytes_match_the_format():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,8 @@ from triton_support import DEVICE, MARKS, no_compile_fallback  # noqa: F401
 import laws
 import ranks
 from laconic import kernels
-from laconic.collective.exchange import _uses_allreduce
+from laconic.collective.exchange import Exchange, _uses_allreduce
+from laconic.collective.reductions import device_replay
 from laconic.collective.reductions.allreduce import Reducer
 from laconic.collective.reductions.two_shot import TwoShot
 from laconic.residual_storage import ResidualStorage
@@ -61,31 +63,58 @@ def slots(rank: int, step: int) -> list[tuple[str, torch.Tensor]]:
 
 
 def means(reduction: TwoShot | Reducer, rank: int, device: str, steps: int) -> list[torch.Tensor]:
-    found = []
+    results = []
     for step in range(steps):
         tensors = [(name, x.to(device)) for name, x in slots(rank, step)]
         reduction.reduce_all(tensors)
-        found += [x.cpu() for _, x in tensors]
+        results += [x.cpu() for _, x in tensors]
     reduction.settle()
-    return found
+    return results
+
+
+def means_in_place(reduction: TwoShot | Reducer, rank: int, steps: int) -> list[torch.Tensor]:
+    """As ``means``, of tensors that stay where they are: prepared after the first step, but for vectors of PowerSGD."""
+    tensors = [(name, x.to(DEVICE)) for name, x in slots(rank, 0)]
+    by_host = (
+        [each for each in tensors if each[1].dim() == 1]
+        if isinstance(reduction, Reducer) and "powersgd" in reduction.contributor.spec
+        else []
+    )
+    prepared = [each for each in tensors if each[1].dim() > 1] if by_host else tensors
+    results, launch = [], None
+    for step in range(steps):
+        for (_, x), (_, y) in zip(tensors, slots(rank, step), strict=True):
+            x.copy_(y)
+        if launch is None:
+            reduction.reduce_all(tensors)
+            launch = reduction.prepare(prepared)
+            assert launch is not None and (not by_host or reduction.prepare(tensors) is None)
+        else:
+            launch()
+            if by_host:
+                reduction.reduce_all(by_host)
+        results += [x.cpu().clone() for _, x in tensors]
+    reduction.settle()
+    return results
 
 
 def compare(spec: str, steps: int, storage: ResidualStorage, rank: int, world: int) -> dict[str, Any]:
     by_sums = _uses_allreduce(spec)
     by_host = Reducer(spec, nonfinite="spread", storage=storage) if by_sums else TwoShot(spec, storage=storage)
     expected = means(by_host, rank, "cpu", steps)
-    with kernels.use_backend("triton"), recorded_calls() as calls:
+    with kernels.use_backend("triton"), recorded_calls() as calls, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reducer, "stays_on", lambda self, device: not self.carry)  # else on CUDA devices alone
         on_device: Reducer | TwoShot
         if by_sums:
             on_device = Reducer(spec, nonfinite="spread", storage=storage)
         else:
             on_device = TwoShot(spec, on_device=True, storage=storage)
             assert on_device.stays_on(torch.device(DEVICE))
-        found = means(on_device, rank, DEVICE, steps)
+        device_means = means_in_place(on_device, rank, steps)
     state, expected_state = on_device.state_dict(), by_host.state_dict()
     return {
-        "means": all(laws.same_bits(x, y) for x, y in zip(found, expected, strict=True)),
-        "nan": int(torch.isnan(found[3]).sum()),
+        "means": all(laws.same_bits(x, y) for x, y in zip(device_means, expected, strict=True)),
+        "nan": int(torch.isnan(device_means[3]).sum()),
         "state": sorted(state) == sorted(expected_state)
         and all(torch.equal(state[key].cpu(), expected_state[key]) for key in state),
         "counts": [
@@ -153,3 +182,31 @@ def calls_fit(results: list[dict[str, Any]]) -> None:
                     assert call[4][receiver] == other[3][sender]
         else:
             assert len(set(calls)) == 1
+
+
+def calls_of_prepared_means(spec: str, slots: int, rank: int, world: int) -> dict[str, int]:
+    """Return how many Python functions a prepared mean calls beside the work that a CUDA graph would hold."""
+    with kernels.use_backend("triton"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_replay.Replay, "__call__", lambda self: None)
+        patch.setattr(TwoShot, "_rounds_on", lambda self, device: self._device_rounds)
+        exchange = Exchange(spec)
+        exchange._reductions[spec] = TwoShot(spec, on_device=True, stats=exchange.stats)
+        named = [(f"{i}", laws.normal(8, 16, seed=i).to(DEVICE)) for i in range(slots)]
+        launch = exchange.prepare({"none": [("exempt", laws.normal(5, seed=1).to(DEVICE))], spec: named})
+        assert launch is not None
+        launch()
+        profiler = cProfile.Profile()
+        profiler.runcall(launch)
+        launch()
+    return {
+        "calls": sum(entry.callcount for entry in profiler.getstats()), "values": exchange.stats.values,
+        "round": int(exchange.state_dict()[f"{spec}//0/round"]),
+    }  # fmt: skip
+
+
+def test_prepared_mean_takes_the_host_few_calls(tmp_path: Path) -> None:
+    """Each call delays backward: what does not change from step to step is prepared once."""
+    (few,) = ranks.run_ranks(partial(calls_of_prepared_means, "ef|qsgd:4", 2), 1, tmp_path)
+    (many,) = ranks.run_ranks(partial(calls_of_prepared_means, "ef|qsgd:4", 12), 1, tmp_path)
+    assert few["calls"] <= 40 and many["calls"] <= few["calls"] + 5 * 10
+    assert many["values"] == 3 * (12 * 128 + 5) and many["round"] == 3

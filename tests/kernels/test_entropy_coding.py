@@ -172,9 +172,9 @@ def test_long_codes_agree(used, longest):
 
 
 def modes(section, n):
-    found = cpu.chunk_modes(section, n).tolist()
-    assert found == reference.chunk_modes(section, n).tolist()
-    return found
+    numbers = cpu.chunk_modes(section, n).tolist()
+    assert numbers == reference.chunk_modes(section, n).tolist()
+    return numbers
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids=lambda coding: coding.name)
@@ -190,8 +190,8 @@ def test_pure_coder_uses_only_its_mode():
         for n in (3, 300, 70_000):
             symbols = make(kind, n, 200)
             for coding, mode in ((Coding.HUFFMAN, HUFFMAN), (Coding.RANS, RANS)):
-                found = modes(code(cpu, symbols, 200, coding), n)
-                assert found == [mode if len(set(symbols.tolist())) > 1 else CONSTANT]
+                used = modes(code(cpu, symbols, 200, coding), n)
+                assert used == [mode if len(set(symbols.tolist())) > 1 else CONSTANT]
 
 
 def test_auto_chooses_the_smallest_mode():
@@ -210,8 +210,8 @@ def test_backends_prefer_the_named_coder_alike():
     for each in range(330, 450, 7):
         symbols = symbols_of([each] * 31)
         check_backends_agree(symbols, 31, (Coding.HUFFMAN_AUTO, Coding.RANS_AUTO))
-        found = [code(cpu, symbols, 31, coding) for coding in (Coding.HUFFMAN_AUTO, Coding.RANS_AUTO)]
-        chosen.add(tuple(modes(section, symbols.numel())[0] for section in found))
+        sections = [code(cpu, symbols, 31, coding) for coding in (Coding.HUFFMAN_AUTO, Coding.RANS_AUTO)]
+        chosen.add(tuple(modes(section, symbols.numel())[0] for section in sections))
     assert (HUFFMAN, RANS) in chosen, "no case was close to the threshold"
 
 

@@ -125,7 +125,7 @@ FRAMES = [
 
 def accepted(blob: bytes) -> bool:
     try:
-        wire._unpack_stepwise(wire.as_bytes(blob), wire.MAX_NUMEL)
+        wire.frame._unpack_stepwise(wire.as_bytes(blob), wire.MAX_NUMEL)
     except FrameError:
         return False
     return True
@@ -138,10 +138,10 @@ def test_frames_are_read_at_once_exactly_if_they_are_accepted_step_by_step():
     read = 0
     for blob in blobs:
         view = wire.as_bytes(blob)
-        found = _core.read_frame(view.data_ptr(), view.numel())
-        if found is None:
+        fields = _core.read_frame(view.data_ptr(), view.numel())
+        if fields is None:
             assert not accepted(blob), blob[:64]
-        elif found[2] in wire.DTYPES and 0 < math.prod(found[1]) <= wire.MAX_NUMEL:
+        elif fields[2] in wire.DTYPES and 0 < math.prod(fields[1]) <= wire.MAX_NUMEL:
             assert accepted(blob), blob[:64]
             read += 1
     assert 100 < read < len(blobs) - 100

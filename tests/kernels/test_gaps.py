@@ -100,11 +100,11 @@ def test_damaged_sections_are_refused_or_read_alike_by_every_backend():
             at = rng.randrange(rng.choice((GAPS_HEADER, 60, len(bad))))
             bad[at] ^= 1 << rng.randrange(8)
         section = torch.tensor(list(bad), dtype=torch.uint8)
-        found = outcome(cpu, section, n)
-        assert outcome(reference, section, n) == outcome(torch_fallback, section, n) == found
-        refused += found is None
-        if found is not None:
-            assert found == sorted(set(found)) and found[0] >= 0 and found[-1] < n
+        expected = outcome(cpu, section, n)
+        assert outcome(reference, section, n) == outcome(torch_fallback, section, n) == expected
+        refused += expected is None
+        if expected is not None:
+            assert expected == sorted(set(expected)) and expected[0] >= 0 and expected[-1] < n
     assert refused > 75
 
 

@@ -214,7 +214,7 @@ def test_non_finite_values_are_rejected_before_anything_is_added(spec, weight):
     "begin, end, copied", [(0, 9, False), (0, 12, False), (1, 9, True), (8, 12, False), (8, 14, True), (0, 15, True)]
 )
 def test_sections_read_as_words_end_inside_their_storage(begin, end, copied):
-    from laconic.kernels.triton.tile import whole_words
+    from laconic.kernels.triton.launch_args import whole_words
 
     section = torch.arange(15, dtype=torch.uint8, device=DEVICE)[begin:end]
     words = whole_words(section)

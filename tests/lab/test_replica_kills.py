@@ -28,8 +28,8 @@ def two_steps() -> list[Attempt]:
 
 
 def test_balanced_accounts_are_accepted():
-    found = replica_kills.check(two_steps(), **OPTIONS)
-    assert found.kept and (found.balanced_steps, found.compared_steps, found.continued) == (2, 2, 2)
+    result = replica_kills.check(two_steps(), **OPTIONS)
+    assert result.kept and (result.balanced_steps, result.compared_steps, result.continued) == (2, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_balanced_accounts_are_accepted():
 def test_wrong_accounts_are_found(changes, field):
     attempts = two_steps()
     attempts[3] = replace(attempts[3], **changes)
-    found = replica_kills.check(attempts, **OPTIONS)
-    assert getattr(found, field) == 1 and not found.kept
+    result = replica_kills.check(attempts, **OPTIONS)
+    assert getattr(result, field) == 1 and not result.kept
 
 
 def test_discarded_attempt_must_put_residuals_back():
@@ -53,15 +53,15 @@ def test_discarded_attempt_must_put_residuals_back():
     first = two_steps()[:2]
     assert replica_kills.check([*first, *failed, *again], **OPTIONS).kept
     kept = [replace(each, sent_before=9.0, sent_after=9.5) for each in again]
-    found = replica_kills.check([*first, *failed, *kept], **OPTIONS)
-    assert found.discarded == 1 and found.broken == 2
+    result = replica_kills.check([*first, *failed, *kept], **OPTIONS)
+    assert result.discarded == 1 and result.broken == 2
 
 
 def test_attempt_that_others_committed_must_keep_what_was_sent():
     lone = replace(two_steps()[3], committed=False)
     after = [attempt(name, 2, quorum=2) for name in ("a", "b")]
-    found = replica_kills.check([*two_steps()[:3], lone, *after], **OPTIONS)
-    assert found.kept and found.committed_by_others == 1 and found.balanced_steps == 3
+    result = replica_kills.check([*two_steps()[:3], lone, *after], **OPTIONS)
+    assert result.kept and result.committed_by_others == 1 and result.balanced_steps == 3
 
 
 def test_fewer_than_three_replicas_are_refused():
@@ -72,5 +72,5 @@ def test_fewer_than_three_replicas_are_refused():
 @pytest.mark.slow
 def test_killed_replicas_stay_equal_and_lose_no_residuals():
     pytest.importorskip("torchft", reason="no torchft")
-    found = replica_kills.kill_replicas(3, 20.0)
-    assert found.kept and found.kills == 3 and found.balanced_steps > 20 and found.quorums >= 3
+    result = replica_kills.kill_replicas(3, 20.0)
+    assert result.kept and result.kills == 3 and result.balanced_steps > 20 and result.quorums >= 3

@@ -83,12 +83,12 @@ def test_each_seed_of_a_training_is_a_line_of_its_own() -> None:
 def fsdp_records(valid: bool) -> list[Record]:
     common = {"nodes": 2, "shards": 2}
     steps = [("hsdp", "HSDP", 1.0, 4e6), ("laconic ef|qsgd:4", "`ef|qsgd:4`", 0.25, 5e5)]
-    found = [
+    records = [
         record("bench.fsdp", link="100mbit", way=way, title=title, step_s=seconds, step_speed_up=1.0 / seconds,
                node_nbytes_per_step=sent, valid=valid, **common)
         for way, title, seconds, sent in steps
     ]  # fmt: skip
-    return found + [
+    return records + [
         record("bench.fsdp.loss", way=way, title=title, loss=loss, curve=[[1, 3.0], [2, loss]], **common)
         for (way, title, _, _), loss in zip(steps, (2.50, 2.51), strict=True)
     ]
@@ -118,3 +118,15 @@ def test_server_verdict_weighs_time_against_accuracy() -> None:
     text = build(published("kothari2021")).html
     assert "Parameter server, VGG-11, 100 Mbit/s: <b>take method laconic</b>" in text  # as docs/choosing.md
     assert "take method 6" not in text and "take method 5" not in text  # faster or smaller, but they lose points
+
+
+@pytest.mark.parametrize("folder", ["bench", "ddp", "gpt", "pipeline"])
+def test_no_line_of_published_records_joins_two_runs(folder: str) -> None:
+    assert turned_back(embedded(build(published(folder)).html)) == []
+
+
+def test_line_of_one_setting_is_not_drawn_for_another() -> None:
+    """A baseline belongs to a size of the model: it would mislead beside another."""
+    (plot,) = (plot for plot in embedded(build(published("gpt")).html)["plots"] if plot["id"] == "gpt-bytes")
+    marks = {mark["label"]: mark["pick"] for mark in plot["marks"]}
+    assert len(marks) == 2 and all(label.endswith(f", {pick}") for label, pick in marks.items())

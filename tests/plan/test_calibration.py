@@ -106,9 +106,9 @@ def test_transport_of_real_processes_is_measured() -> None:
 
 @pytest.mark.slow
 def test_exchanges_of_real_ranks_are_measured() -> None:
-    found = calibration.measure_ranks("cpu", turns=6)
-    assert set(found) == {"none", "sum", "twoshot"}
-    for way, times in found.items():
+    measured = calibration.measure_ranks("cpu", turns=6)
+    assert set(measured) == {"none", "sum", "twoshot"}
+    for way, times in measured.items():
         assert (1e-4 if way != "none" else 0.0) < times.exchange_s < 1.0 and 0 <= times.slot_s < 0.1
         assert 0 < times.byte_s < 1e-6
 

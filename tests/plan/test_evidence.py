@@ -19,11 +19,11 @@ def test_every_model_has_a_family() -> None:
 
 
 def test_shipped_evidence_shows_what_ruins_a_model() -> None:
-    found = {(one.codec, one.model, one.every): one for one in shipped_evidence() if one.plain_optimizer != "muon"}
-    assert len(found) > 25 and all(Candidate.parse(Candidate.of(one).label) for one in found.values())
-    assert found["topk:0.01|qsgd:4,norm=l2", "vgg11", 1].given_up > 5  # method 5 of kothari2021
-    assert found["ef|topk:0.06|sign", "vgg11", 4].given_up < 0.1  # method laconic
-    recipe = next(one for one in found.values() if (one.every, one.plain_optimizer) == (96, "adamw"))
+    by_codec = {(one.codec, one.model, one.every): one for one in shipped_evidence() if one.plain_optimizer != "muon"}
+    assert len(by_codec) > 25 and all(Candidate.parse(Candidate.of(one).label) for one in by_codec.values())
+    assert by_codec["topk:0.01|qsgd:4,norm=l2", "vgg11", 1].given_up > 5  # method 5 of kothari2021
+    assert by_codec["ef|topk:0.06|sign", "vgg11", 4].given_up < 0.1  # method laconic
+    recipe = next(one for one in by_codec.values() if (one.every, one.plain_optimizer) == (96, "adamw"))
     assert recipe.optimizer == "muon" and "by muon instead of adamw" in recipe.text
 
 
@@ -45,5 +45,5 @@ def test_other_file_raises_file_error(tmp_path: Path, text: str, message: str) -
 
 def test_error_feedback_is_estimated_by_decoding_and_two_passes() -> None:
     codecs = {"none": [Point(100, 400, 1.0, 1.0, 1.0)], "sign": [Point(100, 13, 5.0, 3.0, 2.0)]}
-    found = with_estimates(Profile("x", codecs=codecs), ["ef|sign", "ef|topk:0.1"]).codecs
-    assert found["ef|sign"] == (Point(100, 13, 10.0, 3.0, 2.0),) and "ef|topk:0.1" not in found
+    estimated = with_estimates(Profile("x", codecs=codecs), ["ef|sign", "ef|topk:0.1"]).codecs
+    assert estimated["ef|sign"] == (Point(100, 13, 10.0, 3.0, 2.0),) and "ef|topk:0.1" not in estimated

@@ -19,9 +19,9 @@ COVENANT = LocalTraining(every=30, step_tokens=192 * 2048, up_bits=14 / 64, exch
 def test_bytes_of_a_round_are_those_that_covenant_published() -> None:
     """1/4,380 of float32 gradients up and about 1/219 down with 20 replicas: notes of the paper, per step."""
     fleet = Fleet(20, tokens_s=10_000.0, line=replace(HOME, spread=0.0))
-    found = predict(72e9, 1.1e12, fleet, COVENANT, rounds=3)
+    prediction = predict(72e9, 1.1e12, fleet, COVENANT, rounds=3)
     dense = 30 * 4 * 72e9
-    assert dense / found.sent == pytest.approx(4380, rel=0.01) and dense / found.received == pytest.approx(
+    assert dense / prediction.sent == pytest.approx(4380, rel=0.01) and dense / prediction.received == pytest.approx(
         219, rel=0.06
     )
 
@@ -42,11 +42,11 @@ def test_utilisation_beside_the_published_one_of_covenant() -> None:
 def test_small_fleet_is_computed_by_hand() -> None:
     fleet = Fleet(4, tokens_s=100.0, line=Line(8e6, 8e6))
     training = LocalTraining(every=10, step_tokens=100.0, up_bits=8.0, exchange="server", server_rate=16e6)
-    found = predict(1e6, 1e6, fleet, training, rounds=5)
+    result = predict(1e6, 1e6, fleet, training, rounds=5)
     # 4 MB through a server of 2 MB/s, each way, at the goodput of the lab's links; steps take 10 s.
-    assert found.exchange_s == pytest.approx(4 / GOODPUT) and found.round_s == pytest.approx(10 + 4 / GOODPUT)
-    assert found.utilisation == pytest.approx(10 / (10 + 4 / GOODPUT)) and found.sent == found.received == 1e6
-    assert found.days == pytest.approx(1e6 / (4 * 1000 / found.round_s) / 86_400)
+    assert result.exchange_s == pytest.approx(4 / GOODPUT) and result.round_s == pytest.approx(10 + 4 / GOODPUT)
+    assert result.utilisation == pytest.approx(10 / (10 + 4 / GOODPUT)) and result.sent == result.received == 1e6
+    assert result.days == pytest.approx(1e6 / (4 * 1000 / result.round_s) / 86_400)
     more = predict(1e6, 1e6, fleet, replace(training, servers=4), rounds=5)
     assert more.exchange_s == pytest.approx(2 / GOODPUT)  # now each replica's own link is the slowest
 
@@ -87,8 +87,8 @@ def test_regions_save_long_distance_traffic_of_a_gather() -> None:
 def test_ten_thousand_replicas_take_seconds() -> None:
     began = time.process_time()
     fleet = Fleet(10_000, tokens_s=1000.0, spread=0.3, stay_h=10.0, away_s=300.0)
-    found = predict(70e9, 1e12, fleet, LocalTraining(100, 4000.0, 0.1, quorum=0.9, overlap=50), rounds=100)
-    assert 0 < found.utilisation < 1 and time.process_time() - began < 10
+    prediction = predict(70e9, 1e12, fleet, LocalTraining(100, 4000.0, 0.1, quorum=0.9, overlap=50), rounds=100)
+    assert 0 < prediction.utilisation < 1 and time.process_time() - began < 10
 
 
 @pytest.mark.parametrize("make, message", [

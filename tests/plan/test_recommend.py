@@ -115,9 +115,9 @@ def test_codec_that_does_not_fit_into_memory_is_not_recommended() -> None:
 
 
 def test_codec_without_evidence_is_not_recommended() -> None:
-    found = advice(evidence=EVIDENCE[:1])
-    assert found.codec == "bf16" and row(found, "qsgd:4").objection == "no evidence"
-    assert "qsgd:4 would be" in found.reason and "no evidence" in found.reason
+    result = advice(evidence=EVIDENCE[:1])
+    assert result.codec == "bf16" and row(result, "qsgd:4").objection == "no evidence"
+    assert "qsgd:4 would be" in result.reason and "no evidence" in result.reason
     unknown = advice(family=None)
     assert unknown.codec == "none" and "without --family" in unknown.reason
 
@@ -169,22 +169,22 @@ def test_dropped_gradients_and_sparse_ones_for_adam_are_never_recommended(codec:
     codecs = {**MACHINE.codecs, codec: points(0.5, 0.4, 0.3)}
     machine = Profile("x", codecs=codecs, transport=MACHINE.transport)
     options: dict[str, Any] = {"family": "convolutional", "optimizer": optimizer, "evidence": known, "rate": 1e7}
-    found = recommend(PlanRequest.for_params(machine, MILLION, 0.1, **options))
-    assert found.codec == "none" and row(found, codec).objection
+    result = recommend(PlanRequest.for_params(machine, MILLION, 0.1, **options))
+    assert result.codec == "none" and row(result, codec).objection
     local = [trained(codec, every=8, plain_optimizer=optimizer, optimizer=optimizer)]
-    found = recommend(PlanRequest.for_params(machine, MILLION, 0.1, **options | {"evidence": local}))
-    assert found.codec == f"local 8 {codec}"  # changes of the optimizer bear it, as this training shows
+    result = recommend(PlanRequest.for_params(machine, MILLION, 0.1, **options | {"evidence": local}))
+    assert result.codec == f"local 8 {codec}"  # changes of the optimizer bear it, as this training shows
 
 
 def test_gain_below_the_error_of_predictions_is_not_recommended() -> None:
     error = model_error("ps")
     assert 0.05 < error < model_error("ring") < 0.5
     for step_s in (0.5, 2.0, 8.0, 32.0):
-        found = advice(MILLION, step_s, codecs=["qsgd:4"])
-        gain = row(found, "qsgd:4").speedup_fp32
-        assert (found.codec == "qsgd:4") == (gain > 1 + error)
-        assert found.codec != "none" or f"may be {100 * error:.0f} % off" in found.reason
-    assert found.codec == "none"
+        result = advice(MILLION, step_s, codecs=["qsgd:4"])
+        gain = row(result, "qsgd:4").speedup_fp32
+        assert (result.codec == "qsgd:4") == (gain > 1 + error)
+        assert result.codec != "none" or f"may be {100 * error:.0f} % off" in result.reason
+    assert result.codec == "none"
 
 
 def test_overlap_hides_an_exchange_and_fragments_make_it_smaller() -> None:
@@ -314,7 +314,7 @@ def test_sweep_leaves_out_codecs_that_some_values_exclude() -> None:
     (lambda: PlanRequest.for_model(MACHINE, "vgg"), "profile invented has no model 'vgg'"),
     (lambda: advice(family="tree"), "family must be one of convolutional, recurrent"),
     (lambda: advice(optimizer="adam"), "optimizer must be one of sgd, momentum, adamw, muon, got 'adam'"),
-    (lambda: advice(codecs=["local 10,fragments=4 qsgd:4"]), "must be a multiple of the fragments"),
+    (lambda: advice(codecs=["local 3,fragments=4 qsgd:4"]), "fragments must be at most the local steps"),
     (lambda: advice(codecs=["local 8,overlap=8 qsgd:4"]), "overlap must be below the 8 steps"),
     (lambda: trained("qsgd:4", measure="looks"), "measure must be one of accuracy, loss, got 'looks'"),
 ])  # fmt: skip

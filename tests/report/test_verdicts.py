@@ -24,14 +24,25 @@ PLAIN = run("1", 8000.0, 92.0, 8.0)
 def top_of(*records: Record) -> str:
     """Return the texts at the top of the page about these Records, without tags."""
     text = build(records).html
-    found = re.search(r'<section id="verdicts">(.*?)</section>', text, re.S)
-    return re.sub("<[^>]*>", "", found[1]) if found else ""
+    match = re.search(r'<section id="verdicts">(.*?)</section>', text, re.S)
+    return re.sub("<[^>]*>", "", match[1]) if match else ""
 
 
 def test_fastest_run_within_the_limit_is_recommended_with_its_loss() -> None:
     top = top_of(PLAIN, run("4", 1000.0, 91.5, 4.0), run("6", 10.0, 80.0, 1.0))
-    assert "Parameter server, mlp on digits, 2 workers: take method 4, which is 2.00 times as fast as method 1" in top
-    assert "sends 1/8.0 of its bytes; accuracy 91.5 % beside 92.0 %" in top and "take method 6" not in top
+    assert (
+        "Parameter server, mlp on digits, 2 workers, on the link of these runs: take method 4, which is 2.00 times as "
+        "fast as method 1 and sends 1/8.0 of its bytes; accuracy 91.5 % beside 92.0 %, one run each."
+    ) in top
+    assert "method 6 may be faster" not in top and "take method 6" not in top
+
+
+def test_run_that_sends_least_is_named_for_slower_links() -> None:
+    top = top_of(PLAIN, run("4", 1000.0, 91.5, 4.0), run("laconic", 40.0, 91.9, 9.0))
+    assert "On a slower link method laconic may be faster: it sends 1/200 of the bytes; accuracy 91.9 %" in top
+    top = top_of(PLAIN, run("laconic", 40.0, 91.9, 9.0))
+    assert "do not compress" in top and "On a slower link method laconic may be faster" in top
+    assert "slower link" not in top_of(PLAIN, run("laconic", 40.0, 91.9, 4.0))
 
 
 def test_page_says_do_not_compress_if_nothing_pays() -> None:

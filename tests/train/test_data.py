@@ -119,9 +119,9 @@ def test_make_digits_selects_evenly() -> None:
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     labels = torch.arange(10).repeat(7)
-    found = script.chosen(labels, 3)
-    assert labels[found].bincount().tolist() == [3] * 10 and bool((found.diff() > 0).all())
-    assert found[labels[found] == 4].tolist() == [4, 24, 44]  # members 0, 2 and 4 of seven
+    indices = script.chosen(labels, 3)
+    assert labels[indices].bincount().tolist() == [3] * 10 and bool((indices.diff() > 0).all())
+    assert indices[labels[indices] == 4].tolist() == [4, 24, 44]  # members 0, 2 and 4 of seven
     assert gzip.decompress(script.gzipped(b"abc")) == b"abc"
     assert script.idx(torch.zeros(2, 3, dtype=torch.uint8)) == bytes.fromhex("00000802 00000002 00000003 000000000000")
 
@@ -132,10 +132,10 @@ def test_mnist_is_read_plain_and_compressed(mnist: Path, tmp_path_factory: pytes
     (root / folder).mkdir(parents=True, exist_ok=True)
     for path in mnist.iterdir():
         path.rename(root / folder / path.name)
-    found = load("mnist", root)
+    loaded = load("mnist", root)
     for images, labels, n in (
-        (found.train_images, found.train_labels, 30),
-        (found.test_images, found.test_labels, 20),
+        (loaded.train_images, loaded.train_labels, 30),
+        (loaded.test_images, loaded.test_labels, 20),
     ):
         wanted, numbers = sample(n, 28, 28)
         assert torch.equal(images, wanted) and torch.equal(labels, numbers.long()) and labels.dtype == torch.int64
@@ -153,14 +153,14 @@ def test_cifar10_is_read(cifar10: Path, tmp_path_factory: pytest.TempPathFactory
     (root / folder).mkdir(exist_ok=True)
     for path in cifar10.iterdir():
         path.rename(root / folder / path.name)
-    found = load("cifar10", root)
-    assert found.train_images.shape == (60, 3, 32, 32) and found.test_images.shape == (15, 3, 32, 32)
+    loaded = load("cifar10", root)
+    assert loaded.train_images.shape == (60, 3, 32, 32) and loaded.test_images.shape == (15, 3, 32, 32)
     images, labels = (torch.cat(parts) for parts in zip(*(sample(10 + at, 3072) for at in range(5)), strict=True))
-    assert torch.equal(found.train_images, images.view(-1, 3, 32, 32)) and torch.equal(
-        found.train_labels, labels.long()
+    assert torch.equal(loaded.train_images, images.view(-1, 3, 32, 32)) and torch.equal(
+        loaded.train_labels, labels.long()
     )
-    assert torch.equal(found.test_images, sample(15, 3072)[0].view(-1, 3, 32, 32))
-    assert found.train_images.is_contiguous() and found.train_images.dtype == torch.uint8
+    assert torch.equal(loaded.test_images, sample(15, 3072)[0].view(-1, 3, 32, 32))
+    assert loaded.train_images.is_contiguous() and loaded.train_images.dtype == torch.uint8
 
 
 def test_unknown_data_set_raises_config_error() -> None:
@@ -266,9 +266,9 @@ def test_fifo_is_not_opened(mnist: Path) -> None:
 def test_text_is_split_nine_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "play.txt").write_bytes(bytes(range(256)))
     monkeypatch.setenv(data.DATA_DIR_VARIABLE, str(tmp_path))
-    for found in (load_text(), load_text(tmp_path)):
-        assert found.train.tolist() == list(range(231)) and found.test.tolist() == list(range(231, 256))
-        assert found.train.dtype == torch.uint8
+    for loaded in (load_text(), load_text(tmp_path)):
+        assert loaded.train.tolist() == list(range(231)) and loaded.test.tolist() == list(range(231, 256))
+        assert loaded.train.dtype == torch.uint8
 
 
 def test_text_folder_precedes_a_readme(tmp_path: Path) -> None:

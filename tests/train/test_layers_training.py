@@ -43,7 +43,7 @@ def config(scheme: str = "subspace:0.1,T=4", exchanges: int = 10, *, servers: in
 def cores_of(config: Config, folder: Path | None = None) -> list[Core]:
     task = config.task()
     residents = config.subspace_state(task)
-    found = []
+    cores = []
     for number, part in enumerate(config.parts(trainable(task.model))):
         part = {name: x.clone() for name, x in part.items()}
         optimizer = SGD(momentum=config.job.momentum, weight_decay=config.job.weight_decay)
@@ -58,12 +58,12 @@ def cores_of(config: Config, folder: Path | None = None) -> list[Core]:
             core.load(*checkpoint_store.fetch(max(checkpoint_store.versions())))
         elif checkpoint_store is not None:
             checkpoint_store.save(0, *core.state())
-        found.append(core)
-    return found
+        cores.append(core)
+    return cores
 
 
 def workers_of(config: Config, cores: list[Core], folder: Path | None = None, *, incarnation: int = 0) -> list[Worker]:
-    found = []
+    workers = []
     for number in range(config.job.workers):
         task = config.task()
         parameters = trainable(task.model)
@@ -73,8 +73,8 @@ def workers_of(config: Config, cores: list[Core], folder: Path | None = None, *,
         link: Any = ShardedConnection(links, parts) if len(links) > 1 else links[0]
         shards = Shards(task.num_train, config.job.workers, BATCH, config.job.seed)
         memory = None if folder is None else Folder(folder / f"worker-{number}")
-        found.append(Worker(number, task, shards, config.job, config.rates(), link, store=memory))
-    return found
+        workers.append(Worker(number, task, shards, config.job, config.rates(), link, store=memory))
+    return workers
 
 
 def run(config: Config, folder: Path | None = None, *, stop: int | None = None) -> tuple[list[Core], list[Worker]]:
@@ -117,8 +117,8 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     "scheme, least", [("monarch:0.2", 75), ("lowrank:0.2", 75), ("subspace:0.1,T=20", 80), ("hashed:0.1", 75)]
 )
 def test_model_learns_digits(scheme: str, least: float) -> None:
-    found = config(scheme, 70)  # not right after a renewal, which takes many steps at once
-    _, workers = run(found)
+    setup = config(scheme, 70)  # not right after a renewal, which takes many steps at once
+    _, workers = run(setup)
     assert workers[0].task.evaluate()["accuracy"] > least
     assert workers[0].task.dense_numel == 327_880
     assert workers[0].bytes_sent < 70 * (0.25 * 4 * 327_880 + 4000)
@@ -126,16 +126,16 @@ def test_model_learns_digits(scheme: str, least: float) -> None:
 
 def test_renewed_subspace_equals_training_in_one_process() -> None:
     """One worker with a server equals torch's SGD with the subspace hook."""
-    found = config(exchanges=11, workers=1, weight_decay=0.01)
-    cores, _ = run(found)
-    task = found.task()
+    setup = config(exchanges=11, workers=1, weight_decay=0.01)
+    cores, _ = run(setup)
+    task = setup.task()
     shards = Shards(task.num_train, 1, BATCH, 0)
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
     for i in range(11):
         optimizer.zero_grad()
         task.loss(task.batch(shards.indices(0, i))).backward()
         optimizer.step()
-    one, other = dense_weights(found, cores), _dense(task.model)
+    one, other = dense_weights(setup, cores), _dense(task.model)
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=1e-6)
     assert [layer.steps for _, layer in subspaces(task.model)] == [11, 11]
@@ -149,14 +149,14 @@ def test_server_and_workers_have_equal_weights(method: str) -> None:
     options = method_options("5" if method == "sharded" else method)
     if options.get("every"):
         options["every"] = 3
-    found = config(exchanges=9, servers=2 if method == "sharded" else 1, **options)
-    cores, workers = run(found)
-    held = dense_weights(found, cores)
+    setup = config(exchanges=9, servers=2 if method == "sharded" else 1, **options)
+    cores, workers = run(setup)
+    held = dense_weights(setup, cores)
     for worker in workers:
         assert_equal(_dense(worker.task.model), held)
-    steps = 9 * found.job.every
+    steps = 9 * setup.job.every
     assert {layer.steps for worker in workers for _, layer in subspaces(worker.task.model)} == {steps}
-    origin = dict(subspaces(found.task().model))["fc1"].origin
+    origin = dict(subspaces(setup.task().model))["fc1"].origin
     assert not torch.equal(cores[0].resident.get("fc1.z", cores[-1].resident.get("fc1.z")), origin)
 
 
@@ -166,13 +166,13 @@ def test_restart_gives_the_same_bits(tmp_path: Path, method: str) -> None:
     options = method_options("4" if method == "sharded" else method)
     if options.get("every"):
         options["every"] = 3
-    found = config(exchanges=10, servers=2 if method == "sharded" else 1, weight_decay=0.001, **options)
-    straight, _ = run(found)
-    run(found, tmp_path, stop=6)
-    cores, workers = run(found, tmp_path)
-    assert_equal(dense_weights(found, cores), dense_weights(found, straight))
+    setup = config(exchanges=10, servers=2 if method == "sharded" else 1, weight_decay=0.001, **options)
+    straight, _ = run(setup)
+    run(setup, tmp_path, stop=6)
+    cores, workers = run(setup, tmp_path)
+    assert_equal(dense_weights(setup, cores), dense_weights(setup, straight))
     for worker in workers:
-        assert_equal(_dense(worker.task.model), dense_weights(found, straight))
+        assert_equal(_dense(worker.task.model), dense_weights(setup, straight))
 
 
 SUMMED = {
@@ -184,25 +184,25 @@ SUMMED = {
 @pytest.mark.parametrize("kind", SUMMED)
 def test_restarts_with_returns_sum_give_the_same_bits(tmp_path: Path, kind: str) -> None:
     """With returns=sum weights come from uploads, from a worker's disk, or from the server if that disk is lost."""
-    found = config(exchanges=10, weight_decay=0.001, **method_options("homomorphic") | SUMMED[kind])
-    straight, before = run(found)
-    wanted = dense_weights(found, straight)
+    setup = config(exchanges=10, weight_decay=0.001, **method_options("homomorphic") | SUMMED[kind])
+    straight, before = run(setup)
+    wanted = dense_weights(setup, straight)
     for worker in before:
         assert_equal(_dense(worker.task.model), wanted)
-    run(found, tmp_path, stop=6)
-    cores, workers = run(found, tmp_path)
-    assert_equal(dense_weights(found, cores), wanted)
+    run(setup, tmp_path, stop=6)
+    cores, workers = run(setup, tmp_path)
+    assert_equal(dense_weights(setup, cores), wanted)
     for worker in workers:
         assert_equal(_dense(worker.task.model), wanted)
 
 
 def test_worker_without_its_disk_gets_the_last_uploaded_weights(tmp_path: Path) -> None:
-    found = config(exchanges=10, checkpoint_every=3, **method_options("homomorphic"))
-    run(found, tmp_path, stop=7)
+    setup = config(exchanges=10, checkpoint_every=3, **method_options("homomorphic"))
+    run(setup, tmp_path, stop=7)
     shutil.rmtree(tmp_path / "worker-1")
-    cores, workers = run(found, tmp_path)
+    cores, workers = run(setup, tmp_path)
     for worker in workers:
-        assert_equal(_dense(worker.task.model), dense_weights(found, cores))
+        assert_equal(_dense(worker.task.model), dense_weights(setup, cores))
 
 
 def test_residuals_of_a_renewed_subspace_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -226,25 +226,25 @@ def test_residuals_of_a_renewed_subspace_are_dropped_and_counted(caplog: pytest.
     ({"pull": "qsgd:4"}, "a lossy reply"),
 ])  # fmt: skip
 def test_renewal_needs_equal_weights_in_all_processes(options: dict[str, Any], words: str) -> None:
-    found = config(**options)
+    setup = config(**options)
     with pytest.raises(ConfigError, match=words) as caught:
-        found.subspace_state(found.task())
+        setup.subspace_state(setup.task())
     assert "use T=0 without weight decay" in str(caught.value)
-    still = replace(found, layers="subspace:0.1,T=0")
+    still = replace(setup, layers="subspace:0.1,T=0")
     assert still.subspace_state(still.task()) is None
-    dense = replace(found, layers="monarch:0.2")
+    dense = replace(setup, layers="monarch:0.2")
     assert dense.subspace_state(dense.task()) is None
 
 
 def test_bundled_slots_cannot_be_renewed() -> None:
-    found = replace(config(), bundled=True)
+    setup = replace(config(), bundled=True)
     with pytest.raises(ConfigError, match="bundled slots: give --layerwise"):
-        found.subspace_state(found.task())
+        setup.subspace_state(setup.task())
 
 
 def test_fixed_subspace_has_no_state_besides_its_coordinates() -> None:
-    found = config("subspace:0.1,T=0", 6, mode="async")
-    cores, workers = run(found)
+    setup = config("subspace:0.1,T=0", 6, mode="async")
+    cores, workers = run(setup)
     assert cores[0].resident == {} and workers[0].task.evaluate()["loss"] < 2.2
 
 
@@ -254,24 +254,24 @@ def test_server_sends_the_dense_weights_once() -> None:
     from laconic.cluster.job import Slots
     from laconic.cluster.server import Server
 
-    found = config(exchanges=6)
-    (core,) = cores_of(found)
+    setup = config(exchanges=6)
+    (core,) = cores_of(setup)
     server = Server(core, "127.0.0.1:0")
     try:
-        workers = workers_of(found, [core])
+        workers = workers_of(setup, [core])
         for worker in workers:
             parameters = trainable(worker.task.model)
-            residents = found.subspace_state(worker.task)
+            residents = setup.subspace_state(worker.task)
             assert residents is not None
             dense = [residents.tensors().get(name, x) for name, x in parameters.items()]
             worker.connection = Client(
                 f"127.0.0.1:{server.port}", worker=worker.number, incarnation=1, slots=Slots.of(parameters),
-                limits=found.job.pull_limits(parameters.values()), resident=found.job.pull_limits(dense),
+                limits=setup.job.pull_limits(parameters.values()), resident=setup.job.pull_limits(dense),
             )  # fmt: skip
         failed = run_in_threads(workers, 6)
         assert not failed, failed
         for worker in workers:
-            assert_equal(_dense(worker.task.model), dense_weights(found, [core]))
+            assert_equal(_dense(worker.task.model), dense_weights(setup, [core]))
             assert worker.bytes_received < 6 * 0.11 * 4 * 327_880
             worker.connection.close()
     finally:
@@ -279,12 +279,12 @@ def test_server_sends_the_dense_weights_once() -> None:
 
 
 def test_configuration_with_layers_json_round_trip() -> None:
-    found = config()
-    assert Config.from_json(found.to_json()) == found
+    setup = config()
+    assert Config.from_json(setup.to_json()) == setup
     with pytest.raises(ConfigError, match="unknown scheme 'thin'"):
         config("thin:0.1")
     with pytest.raises(ConfigError, match="layers_init must be project or fresh"):
-        replace(found, layers_init="zero")
+        replace(setup, layers_init="zero")
 
 
 def test_every_process_builds_the_same_model() -> None:
@@ -294,18 +294,18 @@ def test_every_process_builds_the_same_model() -> None:
 
 
 def test_measure_evaluates_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = config("monarch:0.2", 10)
+    setup = config("monarch:0.2", 10)
     raw = 8 * 327_880 * 2
     summary = {"wire_bytes_per_iteration": raw / 10, "encode_s": 0.0}
     monkeypatch.setattr("laconic.train.break_even.MAX_VARIATION", 1e9)
-    told = measure(found, summary, bandwidth=1e9)
-    assert told["rho"] == pytest.approx(0.1) and told["rho_layers"] == pytest.approx(0.2, abs=0.01)
-    assert told["h_with_encoding"] == told["h"] > 0
-    assert told["r_min"] == pytest.approx(told["h"] + 0.1 * told["slope"])
-    assert told["r_min_dense"] == pytest.approx(1 + told["slope"])
-    assert told["speedup_over_one_node"] == pytest.approx(2 / told["r_min"])
-    assert told["exempt"]["head.weight"] == "is the output layer's"
-    assert "rho 0.2 by layers, 0.1 on the wire, h " in describe(told) and "at 1 Gbit/s" in describe(told)
+    bound = measure(setup, summary, bandwidth=1e9)
+    assert bound["rho"] == pytest.approx(0.1) and bound["rho_layers"] == pytest.approx(0.2, abs=0.01)
+    assert bound["h_with_encoding"] == bound["h"] > 0
+    assert bound["r_min"] == pytest.approx(bound["h"] + 0.1 * bound["slope"])
+    assert bound["r_min_dense"] == pytest.approx(1 + bound["slope"])
+    assert bound["speedup_over_one_node"] == pytest.approx(2 / bound["r_min"])
+    assert bound["exempt"]["head.weight"] == "is the output layer's"
+    assert "rho 0.2 by layers, 0.1 on the wire, h " in describe(bound) and "at 1 Gbit/s" in describe(bound)
     monkeypatch.setattr("laconic.train.break_even.MAX_VARIATION", -1.0)
-    told = measure(found, summary, bandwidth=1e9)
-    assert told["h"] is None and "too much to compute h" in describe(told)
+    bound = measure(setup, summary, bandwidth=1e9)
+    assert bound["h"] is None and "too much to compute h" in describe(bound)

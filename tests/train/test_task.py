@@ -30,8 +30,8 @@ def error_of(model: str = "mlp", data: str = "digits", **options: object) -> str
 
 def gradients(task: Task, indices: Tensor) -> dict[str, Tensor]:
     parameters = dict(task.model.named_parameters())
-    found = torch.autograd.grad(task.loss(task.batch(indices)), list(parameters.values()))
-    return dict(zip(parameters, found, strict=True))
+    grads = torch.autograd.grad(task.loss(task.batch(indices)), list(parameters.values()))
+    return dict(zip(parameters, grads, strict=True))
 
 
 def train(task: Task, *, iterations: int, batch: int, lr: float) -> None:

@@ -41,14 +41,14 @@ def tuned(**options: Any) -> Tuning:
 
 
 def test_destructive_codec_is_found_out_and_a_gentle_one_kept() -> None:
-    found = tuned(candidates=["qsgd:8", "topk:0.002", "local 4 ef|qsgd:4"], steps=40, rate=1e4, give_up=2.0)
-    plain = found.outcomes["none"].loss
-    assert found.outcomes["topk:0.002"].loss > 1.2 * plain > found.outcomes["qsgd:8"].loss
-    assert found.codec == "local 4 ef|qsgd:4" and "laconic.LocalSGD(model, optimizer, every=4" in found.code
-    rows = {row.codec: row for row in found.recommendation.rows}
+    result = tuned(candidates=["qsgd:8", "topk:0.002", "local 4 ef|qsgd:4"], steps=40, rate=1e4, give_up=2.0)
+    plain = result.outcomes["none"].loss
+    assert result.outcomes["topk:0.002"].loss > 1.2 * plain > result.outcomes["qsgd:8"].loss
+    assert result.codec == "local 4 ef|qsgd:4" and "laconic.LocalSGD(model, optimizer, every=4" in result.code
+    rows = {row.codec: row for row in result.recommendation.rows}
     assert rows["topk:0.002"].objection and rows["qsgd:8"].evidence is not None
-    assert found.outcomes["local 4 ef|qsgd:4"].nbytes < found.outcomes["qsgd:8"].nbytes / 4
-    assert found.outcomes["topk:0.002"].error > 0.5 > found.outcomes["qsgd:8"].error > 0
+    assert result.outcomes["local 4 ef|qsgd:4"].nbytes < result.outcomes["qsgd:8"].nbytes / 4
+    assert result.outcomes["topk:0.002"].error > 0.5 > result.outcomes["qsgd:8"].error > 0
 
 
 def test_training_without_a_codec_is_plain_data_parallelism() -> None:
@@ -96,8 +96,8 @@ def test_interrupted_tuning_goes_on_from_its_file(tmp_path: Path) -> None:
         tuned(path=path, notify=interrupt)
     assert {one["label"] for one in json.loads(path.read_text())["outcomes"]} == {"none", "none, other order"}
     seen.clear()
-    found = tuned(path=path, notify=lambda label, done, total: seen.append(label))
-    assert set(seen) == {"qsgd:8", "done"} and found.outcomes.keys() == tuned().outcomes.keys()
+    result = tuned(path=path, notify=lambda label, done, total: seen.append(label))
+    assert set(seen) == {"qsgd:8", "done"} and result.outcomes.keys() == tuned().outcomes.keys()
     assert [one.codec for one in load_evidence(path)] == ["qsgd:8"]
     with pytest.raises(FileError, match="holds trainings of other settings"):
         tuned(path=path, steps=25)
@@ -105,11 +105,11 @@ def test_interrupted_tuning_goes_on_from_its_file(tmp_path: Path) -> None:
 
 def test_growing_residuals_get_a_rule_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("laconic.tuning.search.FRAGILE", 0.0)
-    found = tuned(candidates=["ef|qsgd:2"], rate=1e5, give_up=90.0)
-    assert found.codec == "ef|qsgd:2" and "ef|qsgd:2, by layer" in found.outcomes
-    by_layer, whole = found.outcomes["ef|qsgd:2, by layer"], found.outcomes["ef|qsgd:2"]
+    result = tuned(candidates=["ef|qsgd:2"], rate=1e5, give_up=90.0)
+    assert result.codec == "ef|qsgd:2" and "ef|qsgd:2, by layer" in result.outcomes
+    by_layer, whole = result.outcomes["ef|qsgd:2, by layer"], result.outcomes["ef|qsgd:2"]
     assert by_layer.slots["0.weight"]["codec"] == "qsgd:8" and by_layer.error < whole.error
-    assert ("rules=" in found.code) == (by_layer.loss <= whole.loss)
+    assert ("rules=" in result.code) == (by_layer.loss <= whole.loss)
 
 
 def test_diverging_candidate_is_reported_and_not_recommended() -> None:

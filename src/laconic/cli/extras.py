@@ -17,9 +17,12 @@ EXTRAS = {
 OTHERS = ("constriction", "zstandard")
 """Packages of no extra, by which coders are compared."""
 
+REQUIRED = ("numpy", "safetensors", "torch")
+"""Dependencies of laconic itself, which ``pip install --no-deps`` leaves out."""
+
 
 def advice_for(error: BaseException) -> str | None:
-    """Return what to install if an error, or one that caused it, is about a package that is optional."""
+    """Return what to install if an error, or one that caused it, is about a package that is not installed."""
     missing: BaseException | None = error
     while missing is not None and not isinstance(missing, ModuleNotFoundError):
         missing = missing.__cause__ or missing.__context__
@@ -29,4 +32,6 @@ def advice_for(error: BaseException) -> str | None:
     for extra, modules in EXTRAS.items():
         if package in modules:
             return f"this command needs the package {package}: pip install 'laconic[{extra}]'"
-    return f"this command needs the package {package}: pip install {package}" if package in OTHERS else None
+    if package in (*OTHERS, *REQUIRED):
+        return f"this command needs the package {package}: pip install {package}"
+    return None

@@ -65,12 +65,15 @@ def _help_text(command: Any, ctx: Any) -> str:
     def write(line: str, style: str = "") -> None:
         out.print(Text(line, style), soft_wrap=True)
 
-    usage = " ".join(["Usage:", ctx.command_path, *command.collect_usage_pieces(ctx)])
+    usage = encodable(" ".join(["Usage:", ctx.command_path, *_usage(command, ctx)]))
     write("\n".join(textwrap.wrap(usage, width - 1, subsequent_indent="  ", break_on_hyphens=False)), "bold")
     write("")
     for line in (command.help or "").strip().splitlines():
         write("\n".join(textwrap.wrap(line, width - 3, break_on_hyphens=False)) if len(line) > width - 1 else line)
-    sections = list(_sections(command, ctx))
+    # Spelled in the terminal's characters before columns get a width: "…" is three characters in ASCII.
+    sections = [
+        (title, [(encodable(label), _spelled(text)) for label, text in rows]) for title, rows in _sections(command, ctx)
+    ]
     indent = max((len(label) for _, rows in sections for label, _ in rows if len(label) <= LABEL), default=0)
     for title, rows in sections:
         write(f"\n{title}:", "bold")
@@ -94,6 +97,21 @@ def _help_text(command: Any, ctx: Any) -> str:
     # click would print UTF-8 on a terminal that only has ASCII.
     text = encodable(out.file.getvalue().replace(NO_BREAK, " "))
     return "\n".join(line.rstrip() for line in text.split("\n"))
+
+
+def _spelled(text: str) -> str:
+    """Return a text in characters that stdout has, with its no-break spaces, which lines are broken by."""
+    return NO_BREAK.join(map(encodable, text.split(NO_BREAK)))
+
+
+def _usage(command: Any, ctx: Any) -> Iterator[str]:
+    """Yield what follows the command's name: ``[OPTIONS]``, ``RUN…`` for one or more, ``[RUN]`` for none or one."""
+    pieces = command.collect_usage_pieces(ctx)  # versions of click and typer write arguments differently
+    arguments = [one for one in command.get_params(ctx) if one.param_type_name == "argument"]
+    yield from (pieces[:1] if arguments else pieces)
+    for argument in arguments:
+        name = _metavar(argument).rstrip("….") + ("…" if argument.nargs == -1 else "")
+        yield name if argument.required else f"[{name}]"
 
 
 def _sections(command: Any, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:

@@ -58,6 +58,10 @@ _ASCII = {
 }  # fmt: skip
 
 
+_HEAD_RULE = "    \n" * 2 + " -- \n" + "    \n" * 5
+"""A table with a line under its head and no other, as rich describes boxes."""
+
+
 def _spell(error: UnicodeError) -> tuple[str, int]:
     """Return characters that a terminal does not have in those of ASCII, for ``errors`` of a text stream."""
     if not isinstance(error, UnicodeEncodeError):
@@ -120,8 +124,10 @@ def print_table(table: Table, *, markup: bool = False, wide: bool = False) -> No
     from rich import box
     from rich import table as rich_table
 
+    # rich would draw a frame of "|" in ASCII, the sign that also joins the stages of a codec.
+    lines = box.SIMPLE_HEAD if _is_unicode(sys.stdout) else box.Box(_HEAD_RULE, ascii=True)
     shown = rich_table.Table(
-        show_header=any(table.columns), box=box.SIMPLE_HEAD if any(table.columns) else None, pad_edge=False,
+        show_header=any(table.columns), box=lines if any(table.columns) else None, pad_edge=False,
         padding=(0, 1, 0, 0),
     )  # fmt: skip
     console = stdout_console()

@@ -262,28 +262,33 @@ def _print(recommendation: Recommendation, run: MeasuredRun | None, wide: bool) 
         f"{show_rate(request.rate)}, a step of {show_time(request.step_s)} alone"
     )
     rows = sorted(recommendation.rows, key=lambda row: row.step.total_s)
-    cells = [(_wide_cells if wide else _cells)(row, row.codec == recommendation.codec) for row in rows]
+    optimizer = request.trained_by
+    cells = [(_wide_cells if wide else _cells)(row, row.codec == recommendation.codec, optimizer) for row in rows]
     print_table(Table(WIDE_COLUMNS if wide else COLUMNS, cells, title=title), wide=wide)
     print_text(*dict.fromkeys(f"{row.codec}: {row.step.note}" for row in recommendation.rows if row.step.note))
     if not wide:
-        print_text("bytes: pushed and pulled by a worker in an iteration. --wide shows the parts of a step.", wrap=True)
+        print_text(
+            "bytes: pushed and pulled by a worker in an iteration; quality: accuracy or loss beside float32, + is "
+            "better. --wide shows the parts of a step.",
+            wrap=True,
+        )
     if run is not None:
         print_text(f"the run itself: {run.codec} pushed, an iteration took {show_time(run.measured_step_s)}", wrap=True)
     print_text(f"recommended: {recommendation.codec}: {recommendation.reason}", wrap=True)
 
 
-def _cells(row: Row, recommended: bool) -> list[str]:
+def _cells(row: Row, recommended: bool, optimizer: str | None) -> list[str]:
     from laconic.units import show_bytes, show_time
 
     nbytes = (row.message.push + row.message.pull) / row.step.every
     memory = "" if row.fits else " (memory!)"
     return [
         row.codec + " *" * recommended, show_bytes(nbytes), show_time(row.step.total_s) + memory,
-        f"{row.speedup_fp32:.2f}", _quality(row),
+        f"{row.speedup_fp32:.2f}", _quality(row, optimizer),
     ]  # fmt: skip
 
 
-def _wide_cells(row: Row, recommended: bool) -> list[str]:
+def _wide_cells(row: Row, recommended: bool, optimizer: str | None) -> list[str]:
     from laconic.units import show_bytes, show_rate, show_time
 
     step = row.step
@@ -295,19 +300,23 @@ def _wide_cells(row: Row, recommended: bool) -> list[str]:
         row.codec + " *" * recommended, show_bytes(row.message.push), show_bytes(row.message.pull),
         show_time(step.total_s), *(show_time(part / step.every) for part in parts), f"{row.speedup_fp32:.2f}",
         f"{row.speedup_bf16:.2f}", "" if row.codec == "none" else limit,
-        show_bytes(row.memory) + ("" if row.fits else " (too much)"), _quality(row),
+        show_bytes(row.memory) + ("" if row.fits else " (too much)"), _quality(row, optimizer),
     ]  # fmt: skip
 
 
-def _quality(row: Row) -> str:
-    """Return what a row's codec is known to give up, in a few words."""
+def _quality(row: Row, optimizer: str | None) -> str:
+    """Return what a row's codec is known to change under an optimizer, in a few words."""
+    from laconic.plan.evidence import OPTIMIZERS
     from laconic.suitability import known_loss
 
     if row.evidence is not None:
         unit = "%" if row.evidence.measure == "loss" else "points"
         steps = f", {row.steps:.3g}x steps" if row.steps != 1 else ""
-        return f"{-row.evidence.given_up:+.2g} {unit}{steps}"
-    known = known_loss(row.candidate.codec) if row.objection and row.candidate.every == 1 else "none known"
+        gained = f"{-row.evidence.given_up:+.2g}" if round(row.evidence.given_up, 3) else "0"
+        return f"{gained} {unit}{steps}"
+    known = "none known"
+    if row.objection and row.candidate.every == 1:
+        known = known_loss(row.candidate.codec, None if optimizer is None else OPTIMIZERS[optimizer])
     return row.objection or "exact" if known == "none known" else known
 
 

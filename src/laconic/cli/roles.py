@@ -55,10 +55,10 @@ def server(
     laconic train starts a server and its workers on one host. On several:
 
     1. Write the run's folder:
-    laconic train … --workers 2 --run-dir run --prepare
+      laconic train … --workers 2 --run-dir run --prepare
 
     2. Make certificates; --host is the server's address:
-    laconic certs new certs --job digits --host 10.0.0.5 --workers 2
+      laconic certs new certs --job digits --host 10.0.0.5 --workers 2
 
     3. Copy run/config.json to every host, and the certificates that this
     command names.

@@ -17,7 +17,7 @@ from laconic.cli.complete import DATA, METHODS, MODELS, MODES, OPTIMIZERS, SCHEM
 from laconic.cli.options import Json, option
 from laconic.cli.output import examples, loading, print_json, print_stderr, print_table, print_text, progress_bar
 from laconic.cli.progress import ProgressLog, TimeLeft, progress_line
-from laconic.cli.roles import Metrics, check_grpc, serve_metrics
+from laconic.cli.roles import check_grpc, serve_metrics
 from laconic.cli.watch import event_files
 from laconic.errors import ConfigError, FileError
 from laconic.tables import Table
@@ -77,7 +77,7 @@ def train(
     optimizer: Annotated[
         str, _training("sgd, adamw, or muon (for matrices, adamw for the rest).", autocompletion=one_of(*OPTIMIZERS))
     ] = "sgd",
-    lr: Annotated[float | None, _training("Learning rate.", "0.05; 0.001 but for sgd")] = None,
+    lr: Annotated[float | None, _training("Learning rate.", "0.05 for sgd, else 0.001")] = None,
     momentum: Annotated[float | None, _training("Momentum of SGD.", "0.9, or the method's")] = None,
     weight_decay: Annotated[float, _training("Weight decay.")] = 0.0,
     schedule: Annotated[str, _training("constant or cosine.")] = "constant",
@@ -125,7 +125,9 @@ def train(
         bool, _run("Only write --run-dir, for laconic server and laconic worker.", names=("--prepare",))
     ] = False,
     tensorboard: Annotated[Path | None, _run("Write TensorBoard's event files here.", metavar="DIR")] = None,
-    metrics: Metrics = None,
+    metrics: Annotated[
+        str | None, _run("Serve Prometheus metrics at /metrics; loopback only.", metavar="HOST:PORT")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Only print the method's flags.")] = False,
     json: Json = False,
 ) -> None:
@@ -219,10 +221,10 @@ def _warn_about_codec(job: Job) -> None:
     """Warn about gradients that adaptive optimizers were seen not to bear; SGD's methods are those of the study."""
     from laconic.suitability import ALTERNATIVES, judge
 
-    found = judge(job.push, "adam" if job.optimizer == "adamw" else "momentum") if job.optimizer != "sgd" else None
-    if found is not None:
+    harm = judge(job.push, "adam" if job.optimizer == "adamw" else "momentum") if job.optimizer != "sgd" else None
+    if harm is not None:
         print_stderr(
-            f"laconic: --push {job.push!r} does not suit {job.optimizer}: {found.cause}, and {found.effect}. Use "
+            f"laconic: --push {job.push!r} does not suit {job.optimizer}: {harm.cause}, and {harm.effect}. Use "
             f"{' or '.join(ALTERNATIVES)}"
         )
 

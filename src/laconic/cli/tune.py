@@ -96,26 +96,26 @@ def tune(
             bar.update(task, description=label, completed=done, total=total)
 
         torch.manual_seed(seed)
-        found = tuning.tune(**{
+        tuned = tuning.tune(**{
             "steps": steps, "workers": workers, "candidates": codec, "rate": parse_rate(bandwidth), "seed": seed,
             "round_trip_s": parse_time(latency), "topology": topology, "give_up": per_cent(give_up), "family": family,
             "path": output, "notify": notify, **arguments,
         })  # fmt: skip
     if record is not None:
-        write([Record("tune.evidence", one.values() | {"steps_trained": steps}, seed=seed) for one in found.evidence],
+        write([Record("tune.evidence", one.values() | {"steps_trained": steps}, seed=seed) for one in tuned.evidence],
               record)  # fmt: skip
     if json:
-        print_json(found.values())
+        print_json(tuned.values())
         return
-    _print(found)
-    noise = max((one.noise for one in found.evidence), default=0.0)
+    _print(tuned)
+    noise = max((one.noise for one in tuned.evidence), default=0.0)
     if noise > NOISY:
         print_stderr(
             f"laconic: the order of batches alone changes the loss by {noise:.1f} %, so smaller differences say "
             "nothing: train for more --steps, or lower the learning rate"
         )
     if output is not None:
-        print_stderr(f"{output} written: laconic plan --evidence {output} --family {found.settings['family']} …")
+        print_stderr(f"{output} written: laconic plan --evidence {output} --family {tuned.settings['family']} …")
 
 
 def _arguments(
@@ -180,21 +180,21 @@ def _of_task(task: Task, optimizer: str, lr: float | None, batch: int, seed: int
     }  # fmt: skip
 
 
-def _print(found: Tuning) -> None:
+def _print(tuned: Tuning) -> None:
     from laconic.tables import Table
     from laconic.units import show_bytes, show_time
 
-    rows = {row.codec: row for row in found.recommendation.rows}
-    plain = found.outcomes["none"].loss
+    rows = {row.codec: row for row in tuned.recommendation.rows}
+    plain = tuned.outcomes["none"].loss
     cells = []
-    for label, outcome in found.outcomes.items():
+    for label, outcome in tuned.outcomes.items():
         row = rows.get(label)
         times = (show_time(row.step.total_s), f"{row.speedup_fp32:.2f}") if row is not None else ("", "")
         cells.append((
-            label + " *" * (label == found.codec), f"{outcome.loss:.4f}", f"{100 * (outcome.loss / plain - 1):+.1f} %",
+            label + " *" * (label == tuned.codec), f"{outcome.loss:.4f}", f"{100 * (outcome.loss / plain - 1):+.1f} %",
             f"{outcome.error:.2g}", f"{outcome.growth:.2f}", show_bytes(outcome.nbytes), *times,
         ))  # fmt: skip
-    settings, request = found.settings, found.recommendation.request
+    settings, request = tuned.settings, tuned.recommendation.request
     title = (
         f"{settings['model']}: {settings['numel']:,} parameters, {settings['family']}, {settings['optimizer']}, "
         f"{settings['workers']} simulated workers, {settings['steps']} steps each"
@@ -205,19 +205,19 @@ def _print(found: Tuning) -> None:
         "error: the largest relative squared error of a layer. residuals: the largest growth between the middle and "
         f"the end. step: predicted, {request.topology} at {request.rate / 1e6:g} Mbit/s.", wrap=True,
     )  # fmt: skip
-    _print_layers(found)
-    print_text(f"recommended: {found.codec}: {found.recommendation.reason}", wrap=True)
-    print_text("", found.code)
+    _print_layers(tuned)
+    print_text(f"recommended: {tuned.codec}: {tuned.recommendation.reason}", wrap=True)
+    print_text("", tuned.code)
 
 
-def _print_layers(found: Tuning) -> None:
+def _print_layers(tuned: Tuning) -> None:
     """Print the layers that a codec changes most: error of encoding, residual, and its growth."""
     from laconic.tables import Table
 
-    shown = found.shown
+    shown = tuned.shown
     slots = sorted(shown.slots.items(), key=lambda slot: (-slot[1]["error"], slot[0]))
     rows = [
-        (name, found.rules.get(name, slot["codec"]), f"{slot['error']:.2g}", f"{slot['residual']:.2g}",
+        (name, tuned.rules.get(name, slot["codec"]), f"{slot['error']:.2g}", f"{slot['residual']:.2g}",
          f"{slot['growth']:.2f}")
         for name, slot in slots[:LAYERS] if slot["error"] > 0
     ]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -19,6 +18,7 @@ from laconic.cluster.modes import Mode
 from laconic.cluster.returns import REPLY_KINDS, ReplyKind
 from laconic.codecs import parse
 from laconic.errors import ConfigError
+from laconic.optim import OptimizerSettings
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
 
@@ -26,7 +26,6 @@ __all__ = ["Job", "Slots"]
 
 PUSHES = ("gradients", "changes", "weights")
 AFTER = ("mean", "best", *ROBUST)
-OPTIMIZERS = ("sgd", "adamw", "muon")
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(OptimizerSettings):
     """The options of one training job. A method of ``laconic.train.methods`` is a set of values for these fields.
 
     Args:
@@ -70,8 +69,7 @@ class Job:
             the K smallest and the K largest values of each coordinate; ``median``.
         backup: Workers that a synchronous round does not wait for.
         discount: Without rounds: a gradient that is n updates stale takes 1 / (1 + n) of a step.
-        optimizer: ``sgd``; or ``adamw``, or ``muon`` (for matrices, AdamW for the rest), which run on the server.
-        momentum: Of ``sgd``.
+        optimizer: As in ``OptimizerSettings``; ``adamw`` and ``muon`` run on the server.
     """
 
     workers: int = 2
@@ -86,10 +84,6 @@ class Job:
     after: str = "mean"
     backup: int = 0
     discount: bool = False
-    optimizer: str = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 0.0
     checkpoint_every: int = 20
     seed: int = 0
 
@@ -104,12 +98,7 @@ class Job:
             robust = name == "after" and self.trim is not None
             if getattr(self, name) not in valid and not robust:
                 raise ConfigError(f"{name} must be one of {', '.join(valid)}, got {getattr(self, name)!r}")
-        if self.optimizer not in OPTIMIZERS:
-            raise ConfigError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
-        for name in ("lr", "momentum", "weight_decay"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-                raise ConfigError(f"{name} must be a finite number of at least 0, got {value!r}")
+        super().__post_init__()
         for spec in (self.push, self.pull, self.push_small, self.pull_small):
             parse(spec)
         self._check_combination()

@@ -130,7 +130,7 @@ class WeightUploads:
             raise FrameError(f"expected the SHA-256 of {len(self._weights.slots)} slots, got {len(frames)} frames")
         like = torch.empty(DIGEST_NBYTES, dtype=torch.uint8)
         digests = [bytes(decode(frame, like=like).tolist()) for frame in frames]
-        self._announced = {other: found for other, found in self._announced.items() if found[0] == version}
+        self._announced = {other: announced for other, announced in self._announced.items() if announced[0] == version}
         self._announced[worker] = version, digests
         self._report_differences()
 

@@ -110,6 +110,7 @@ class ByteCoder(Coder):
     """
 
     host_only: ClassVar[bool] = True
+    max_level: ClassVar[int]
 
     def max_nbytes(self, n: int, alphabet: int) -> int:
         raw = n * symbol_dtype(alphabet).itemsize
@@ -136,6 +137,9 @@ class ByteCoder(Coder):
             raise FrameError(f"the frame holds a symbol above {alphabet - 1}")
         return symbols.to(section.device)
 
+    def __post_init__(self) -> None:
+        checks.integer(self, "level", 1, self.max_level)
+
     def _to_host(self, x: Tensor) -> Tensor:
         if not x.is_cpu:
             counters.count("hosted_kernels", 1, f"{self.name} has no kernel for {x.device.type} and runs on the host")
@@ -155,11 +159,9 @@ class Deflate(ByteCoder):
 
     level: int = 6
 
+    max_level = 9
     name, example = "deflate", "uniform:8|deflate"
     summary = "zlib on a quantizer's symbols"
-
-    def __post_init__(self) -> None:
-        checks.integer(self, "level", 1, 9)
 
     def _compress(self, data: bytes) -> bytes:
         return zlib.compress(data, self.level)
@@ -181,11 +183,9 @@ class Zstd(ByteCoder):
 
     level: int = 3
 
+    max_level = 19
     name, example = "zstd", "uniform:8|zstd"
     summary = "Zstandard on a quantizer's symbols"
-
-    def __post_init__(self) -> None:
-        checks.integer(self, "level", 1, 19)
 
     @staticmethod
     def _library() -> Any:

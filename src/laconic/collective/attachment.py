@@ -208,12 +208,18 @@ class Attachment(ABC):
         """
         if not flat.is_cuda:
             return self._thread.submit(exchange)
-        stays = self._stays_on.get(flat.device)
+        if self._stays(flat.device):
+            return self._thread.launch_on_stream(exchange, flat)
+        return self._thread.submit_after_stream(exchange, [flat])
+
+    def _stays(self, device: torch.device) -> bool:
+        """Whether all parameters on a device are exchanged without the host."""
+        stays = self._stays_on.get(device)
         if stays is None:
             trained = [each for each in self._parameters() if each[1].requires_grad]
             specs = {self._spec_of(*each) for each in trained}
-            stays = self._stays_on[flat.device] = self._exchange.stays_on(flat.device, specs)
-        return (self._thread.launch_on_stream if stays else self._thread.submit_after_stream)(exchange, [flat])
+            stays = self._stays_on[device] = self._exchange.stays_on(device, specs)
+        return stays
 
     def _follow_gradient_scale(self) -> None:
         """Multiply residuals by what the gradient scaler multiplies its scale by: they wait in the old unit."""

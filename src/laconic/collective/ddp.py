@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,17 @@ __all__ = ["DDPAttachment", "ddp_of_replicate", "unwrapped"]
 log = logging.getLogger("laconic")
 
 
+@dataclass(eq=False)
+class _Bucket:
+    """A DDP bucket."""
+
+    key: tuple[int, ...]
+    """Address and parameters, by which it is known again."""
+    groups: Mapping[str, NamedTensors]
+    steps: int = 0
+    launch: Callable[[], None] | None = None
+
+
 class DDPAttachment(Attachment):
     """The compressed exchange of one DDP module, returned by ``attach``, which describes the arguments."""
 
@@ -40,7 +52,7 @@ class DDPAttachment(Attachment):
             raise ConfigError("the DDP module is attached already: use set() of its Attachment to change the codec")
         super().__init__(module, spec, options, module.process_group)
         self._names = {id(parameter): name for name, parameter in self._parameters()}
-        self._known_groups: dict[int, tuple[tuple[int, ...], Mapping[str, NamedTensors]]] = {}
+        self._known_buckets: dict[int, _Bucket] = {}
         self._errors: list[NonFiniteError] = []
         self._raises_later = False
         self._compared_states = False
@@ -79,7 +91,7 @@ class DDPAttachment(Attachment):
         return [(name.replace("_orig_mod.", ""), parameter) for name, parameter in named]
 
     def _prepare(self, exchange: Exchange) -> None:
-        self._known_groups.clear()
+        self._known_buckets.clear()
         # Without compression and checks no hook is needed: DDP alone computes the same mean, and faster.
         if not exchange.exact or self.check_every:
             register_hook(self.module)
@@ -104,15 +116,24 @@ class DDPAttachment(Attachment):
         exact = step < self.warmup_steps or self._exchange.exact or flat.is_sparse
         if flat.is_sparse:  # of an embedding with sparse=True, in a DDP bucket of its own
             self._note_sparse(bucket)
-        groups = {} if exact else self._groups_of(bucket, flat)
-        exact = exact or set(groups) <= {EXACT}
+        known = None if exact else self._known(bucket, flat)
+        groups: Mapping[str, NamedTensors] = {} if known is None else known.groups
+        exact = exact or groups.keys() <= {EXACT}
         compare, self._compared_states = not self._compared_states, True
-        rescale, active = ddp_steps.divides_by_active_ranks(self.module), ddp_steps.in_backward()
+        module = self.module
+        rescale, unused = ddp_steps.divides_by_active_ranks(module), ddp_steps.finds_unused_parameters(module)
         if exact and not (check or compare or rescale):
             return exact_mean(flat, self._switch.group, self._exchange.stats, on_done)
+        if known is not None and not (check or compare or rescale or unused or measure):
+            launch = self._launch_of(known, flat)
+            if launch is not None:
+                future = self._thread.launch_on_stream(launch, flat)
+                if on_done is not None:
+                    on_done()
+                return future
+        active = ddp_steps.in_backward()
         if bucket.index() == 0 and self._exchange.nonfinite == "raise":
             self._raises_later = ddp_steps.raise_after_backward(self._errors)
-        unused = ddp_steps.finds_unused_parameters(self.module)
         stats = self._exchange.stats
 
         parameters = self._local_values() if check else {}
@@ -149,15 +170,22 @@ class DDPAttachment(Attachment):
             flat.fill_(float("nan"))
             self._errors.append(error)
 
-    def _groups_of(self, bucket: GradBucket, flat: Tensor) -> Mapping[str, NamedTensors]:
+    def _known(self, bucket: GradBucket, flat: Tensor) -> _Bucket:
         """Return the slots of a DDP bucket by spec; those of the step before, if DDP has not made new buckets."""
-        parameters = bucket.parameters()
-        key = (flat.data_ptr(), *map(id, parameters))
-        known = self._known_groups.get(bucket.index())
-        if known is None or known[0] != key:
-            known = key, self._exchange.group_by_spec(self._slots(bucket))
-            self._known_groups[bucket.index()] = known
-        return known[1]
+        index, key = bucket.index(), (flat.data_ptr(), *map(id, bucket.parameters()))
+        known = self._known_buckets.get(index)
+        if known is None or known.key != key:
+            if index == 0 and known is not None:  # what was prepared for the former buckets holds their memory
+                self._exchange.forget_places()
+            known = self._known_buckets[index] = _Bucket(key, self._exchange.group_by_spec(self._slots(bucket)))
+        return known
+
+    def _launch_of(self, known: _Bucket, flat: Tensor) -> Callable[[], None] | None:
+        """Return what launches the exchange of a DDP bucket; None if the host takes part, or in its first step."""
+        if known.steps == 1 and flat.is_cuda and self._stays(flat.device):
+            known.launch = self._exchange.prepare(known.groups)
+        known.steps += 1
+        return known.launch
 
     def _slots(self, bucket: GradBucket) -> list[tuple[str, Tensor]]:
         slots = []

@@ -75,6 +75,11 @@ def rank_independent(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: x for key, x in state.items() if not key.endswith(RANK_MEMORY)}
 
 
+def _doing(groups: Mapping[str, NamedTensors]) -> str:
+    names = [name for group in groups.values() for name, _ in group]
+    return f"exchanged {len(names)} tensors ({', '.join(names[:3])}, …)"
+
+
 def encoding_error(x: Tensor, spec: str, ranks: int) -> float | None:
     """Return the squared error of one encoding over the squared norm, without memory; None if x is not finite or 0."""
     _, chain = parse(spec)
@@ -204,8 +209,7 @@ class Exchange:
         return self._mean(groups, self._turn)
 
     def _mean(self, groups: Mapping[str, NamedTensors], turn: int) -> Iterator[None]:
-        names = [name for group in groups.values() for name, _ in group]
-        with peer_failure_as_error(self.group, f"exchanged {len(names)} tensors ({', '.join(names[:3])}, …)"):
+        with peer_failure_as_error(self.group, _doing(groups)):
             exact = groups.get(EXACT)  # usually small tensors: their all-reduce overlaps with the large ones
             finish = self._exact.begin(exact, turn) if exact else None
             not_finite = None
@@ -233,6 +237,40 @@ class Exchange:
             return False
         reductions = [self.reduction(spec) for spec in specs if spec != EXACT]
         return all(isinstance(each, TwoShot | Reducer) and each.stays_on(device) for each in reductions)
+
+    def prepare(self, groups: Mapping[str, NamedTensors]) -> Callable[[], None] | None:
+        """Return what does the same as ``mean_by_spec`` for tensors that stay where they are, with little work by the
+        host; None if it takes part. All of them must be on a GPU on which ``stays_on`` holds.
+        """
+        means = []
+        for spec, named in groups.items():
+            reduction = self.reduction(spec)
+            if isinstance(reduction, TwoShot | Reducer):
+                prepared = reduction.prepare(named)
+                if prepared is None:
+                    return None
+                means.append(prepared)
+        exact = self._exact.prepare(groups[EXACT]) if EXACT in groups else None
+        doing = _doing(groups)
+
+        def mean() -> None:
+            try:
+                finish = None if exact is None else exact()
+                for each in means:
+                    each()
+                if finish is not None:
+                    finish()
+            except RuntimeError:
+                with peer_failure_as_error(self.group, doing):
+                    raise
+
+        return mean
+
+    def forget_places(self) -> None:
+        """Drop what was prepared for tensors on a GPU where they were: it holds their memory."""
+        for reduction in self._reductions.values():
+            if isinstance(reduction, TwoShot | Reducer | Exact):
+                reduction.forget_places()
 
     def settle(self) -> None:
         """Count what happened on a GPU so far, which waits for it."""

@@ -50,6 +50,8 @@ class ExchangeThread:
         self._tasks: _Tasks = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._streams: dict[torch.device, Any] = {}
+        self._ready: dict[torch.device, Any] = {}
+        """An event for each stream, recorded anew for every launch."""
         # The thread ends with this object and before the interpreter: torch's thread-local state cannot be released
         # later, and the process would abort.
         weakref.finalize(self, _end, self._tasks, self._threads, EXIT_WAIT_S)
@@ -106,25 +108,37 @@ class ExchangeThread:
 
         return self.submit(on_stream, [device])
 
-    def launch_on_stream(self, task: Callable[[], Tensor], tensors: Sequence[Tensor]) -> torch.futures.Future[Tensor]:
+    def launch_on_stream(self, task: Callable[[], Tensor | None], x: Tensor) -> torch.futures.Future[Tensor]:
         """Call a task that only launches work on a GPU, here and now, on a stream of its own.
 
-        The future holds an event: the stream that waits for it waits for the work, and the host does not.
+        Args:
+            task: Returns None if its result is x.
+            x: What the task changes.
+
+        Returns:
+            A future that holds an event: the stream that waits for it waits for the work, and the host does not.
         """
-        device = tensors[0].device
-        stream = self._stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.device(device), torch.cuda.stream(stream):
-            for x in tensors:
+        device = x.device
+        stream, ready = self._stream(device), self._ready[device]
+        current = torch.cuda.current_stream(device)
+        ready.record(current)
+        with torch.cuda.device(device):
+            torch.cuda.set_stream(stream)
+            try:
+                stream.wait_event(ready)
                 x.record_stream(stream)
-            done: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device])
-            done.set_result(task())
+                result = task()
+                done: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device])
+                done.set_result(x if result is None else result)
+            finally:
+                torch.cuda.set_stream(current)
         return done
 
     def _stream(self, device: torch.device) -> Any:
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._ready[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return stream
 
     @property

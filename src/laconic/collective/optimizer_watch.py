@@ -66,8 +66,8 @@ class OptimizerWatch:
             specs = None if specs_of is None else specs_of(_parameter_ids(optimizer))
             if specs is None:
                 return
-            found = next(filter(None, (verdict(spec, optimizer) for spec in sorted(specs))), None)
-            known = self._known[optimizer] = _Known(len(optimizer.param_groups), found)
+            harm = next(filter(None, (verdict(spec, optimizer) for spec in sorted(specs))), None)
+            known = self._known[optimizer] = _Known(len(optimizer.param_groups), harm)
         if known.verdict is not None:
             self.unsuited_steps += 1
             name = type(optimizer).__name__

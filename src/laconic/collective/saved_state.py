@@ -77,14 +77,14 @@ def saved_rounds(state: Mapping[str, Tensor]) -> dict[str, int]:
 
 def saved_scales(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the carried scales of a state by slot."""
-    found = {}
+    by_name = {}
     for key, x in state.items():
         if key.endswith(SCALES):
             scales = saved_floats(key, x)
             if scales.dim() != 1 or not bool(((scales >= 0) & (scales < UNUSABLE)).all()):
                 raise InputError(f"{key!r} in the saved state must be a vector of scales that are not negative")
-            found[key.removesuffix(SCALES)] = scales
-    return found
+            by_name[key.removesuffix(SCALES)] = scales
+    return by_name
 
 
 def saved_world(state: Mapping[str, Tensor]) -> tuple[int, int]:

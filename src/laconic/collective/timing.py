@@ -71,13 +71,13 @@ def main(rank: int, ranks: int, store: str, turns: int, device: str = "cpu") -> 
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
     plain, large = (_exchange_s(1, width, "none", turns, where) for width in (WIDTH, LARGE))
     byte_s = max(0.0, large - plain) / (2 * (ranks - 1) / ranks * 4 * LARGE * LARGE)
-    found = {"none": {"exchange_s": plain, "slot_s": 0.0, "byte_s": byte_s}}
+    costs = {"none": {"exchange_s": plain, "slot_s": 0.0, "byte_s": byte_s}}
     for way, spec in WAYS.items():
         pair, many = (_exchange_s(layers, WIDTH, spec, turns, where) for layers in (PAIR, MANY))
         slot_s = max(0.0, (many - pair) / (MANY - PAIR))
-        found[way] = {"exchange_s": pair, "slot_s": slot_s, "byte_s": byte_s}
+        costs[way] = {"exchange_s": pair, "slot_s": slot_s, "byte_s": byte_s}
     if rank == 0:
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(costs) + "\n")
     dist.barrier()
     dist.destroy_process_group()
 

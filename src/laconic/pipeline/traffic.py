@@ -70,7 +70,7 @@ def save(traffic: Traffic) -> dict[str, Tensor]:
 def load(state: Mapping[str, Tensor], traffics: Sequence[Traffic]) -> None:
     """Replace the state of both directions by a saved one; an invalid state changes nothing."""
     sent: list[Counter[Position]] = []
-    found: list[tuple[Copies, dict[tuple[int, Sample], Copy]]] = []
+    loaded: list[tuple[Copies, dict[tuple[int, Sample], Copy]]] = []
     known = set()
     if not all(isinstance(name, str) for name in state):
         raise InputError("expected the result of StageCompression.state_dict, a mapping from names")
@@ -85,14 +85,14 @@ def load(state: Mapping[str, Tensor], traffics: Sequence[Traffic]) -> None:
             names = [name for name in state if name.startswith(prefix) and f"{name}/updates" in state]
             if copies is None:
                 continue
-            found.append((copies, {_key(name.removeprefix(prefix)): _copy(state, name) for name in names}))
+            loaded.append((copies, {_key(name.removeprefix(prefix)): _copy(state, name) for name in names}))
             known.update(names, (f"{name}/updates" for name in names))
     foreign = sorted(set(state) - known)
     if foreign:
         raise InputError(f"unknown name {foreign[0]!r} in the state: it is not that of a stage with these arguments")
     for traffic, counts in zip(traffics, sent, strict=True):
         traffic.sender.sent = counts
-    for copies, by_sample in found:
+    for copies, by_sample in loaded:
         copies.by_sample = by_sample
 
 

@@ -38,14 +38,14 @@ class OtherProcesses:
 
     def _read(self) -> tuple[float, float] | None:
         """Return seconds of the clock, and of other processes and their ended children."""
-        tick, ticks, found = os.sysconf("SC_CLK_TCK"), 0, False
+        tick, ticks, readable = os.sysconf("SC_CLK_TCK"), 0, False
         for file in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = file.read_text().rpartition(")")[2].split()
                 pid, parent = int(file.parent.name), int(fields[1])
                 if KERNEL_THREADS not in (pid, parent):
-                    found = True
+                    readable = True
                     ticks += 0 if pid in self._pids else sum(map(int, fields[11:15]))
             except (OSError, ValueError, IndexError):
                 continue  # it has ended
-        return (time.monotonic(), ticks / tick) if found else None
+        return (time.monotonic(), ticks / tick) if readable else None

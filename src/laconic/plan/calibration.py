@@ -63,6 +63,16 @@ def summable(spec: str) -> bool:
     return spec != GZIP and family_of(parse(spec)[1]) is not None
 
 
+def without_feedback(spec: str) -> str:
+    """Return a spec without its error feedback, whose time does not depend on how residuals fade.
+
+    >>> without_feedback("ef:0.9|sign"), without_feedback("ef|topk:0.1|sign"), without_feedback("sign")
+    ('sign', 'topk:0.1|sign', 'sign')
+    """
+    first, _, rest = spec.partition("|")
+    return rest if first.partition(":")[0] == "ef" else spec
+
+
 def check_specs(specs: Iterable[str]) -> None:
     """Raise ``ConfigError`` for a spec that is neither a codec nor ``gzip``."""
     for spec in specs:

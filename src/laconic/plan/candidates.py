@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from laconic.errors import ConfigError
-from laconic.plan.calibration import GZIP, STOCK, check_specs
+from laconic.plan.calibration import GZIP, STOCK, check_specs, without_feedback
 from laconic.plan.evidence import Evidence
 from laconic.plan.profile import Profile
 
@@ -42,9 +42,9 @@ class Candidate:
     local: bool = False
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.fragments < 1 or self.every % self.fragments:
+        if self.every < 1 or not 1 <= self.fragments <= self.every:
             raise ConfigError(
-                f"local steps must be a multiple of the fragments, got {self.every} and {self.fragments} fragments"
+                f"fragments must be at most the local steps, got {self.fragments} fragments and {self.every} steps"
             )
         if not 0 <= self.overlap < max(1, self.period):
             raise ConfigError(
@@ -54,13 +54,13 @@ class Candidate:
     @classmethod
     def parse(cls, text: str, every: int = 1) -> Candidate:
         """Return the candidate of a label; ``every`` holds for labels without ``local``."""
-        found = _LOCAL.fullmatch(text.strip())
-        if found is None:
+        match = _LOCAL.fullmatch(text.strip())
+        if match is None:
             check_specs([text])
             return cls(text, every)
-        options = {name: int(value) for name, value in re.findall(r",(\w+)=(\d+)", found[2])}
-        check_specs([found[3]])
-        return cls(found[3], int(found[1]), **options, local=True)
+        options = {name: int(value) for name, value in re.findall(r",(\w+)=(\d+)", match[2])}
+        check_specs([match[3]])
+        return cls(match[3], int(match[1]), **options, local=True)
 
     @classmethod
     def of(cls, evidence: Evidence) -> Candidate:
@@ -80,7 +80,7 @@ class Candidate:
 
     @property
     def period(self) -> int:
-        """Steps between two exchanges, each of one fragment."""
+        """Whole steps between two exchanges, each of one fragment."""
         return self.every // self.fragments
 
     @property
@@ -111,7 +111,7 @@ def with_estimates(profile: Profile, specs: Iterable[str]) -> Profile:
     """
     codecs = dict(profile.codecs)
     for spec in specs:
-        codec = spec.removeprefix("ef|")
+        codec = without_feedback(spec)
         if spec not in codecs and codec in codecs and "none" in codecs:
             codecs[spec] = tuple(
                 replace(

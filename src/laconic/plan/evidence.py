@@ -47,7 +47,7 @@ class Evidence:
     Args:
         codec: Spec of both directions.
         every: Steps between exchanges; above 1, the optimizer's changes are exchanged instead of gradients.
-        fragments, overlap: As of ``LocalSGD``.
+        fragments, overlap, outer: As of ``LocalSGD``.
         family: One of ``FAMILIES``.
         model: Name of the model.
         numel: Its parameters.
@@ -78,6 +78,7 @@ class Evidence:
     every: int = 1
     fragments: int = 1
     overlap: int = 0
+    outer: str = "mean"
     lr: float = 1.0
     steps: float = 1.0
     source: str = ""
@@ -113,6 +114,7 @@ class Evidence:
             self.optimizer != self.plain_optimizer
         )
         changed += f", at {self.lr:.3g} times the learning rate" if self.lr != 1 else ""
+        changed += f", with outer={self.outer!r}" if self.outer != "mean" else ""
         seeds = f"{self.seeds} seed{'s' * (self.seeds != 1)}"
         return f"{lost}{needed} on {self.model}, {self.workers} workers, {seeds}{changed}"
 
@@ -121,7 +123,7 @@ class Evidence:
 
 
 def counting(
-    found: Sequence[Evidence], *, every: int, model: str | None, numel: int, workers: int
+    trainings: Sequence[Evidence], *, every: int, model: str | None, numel: int, workers: int
 ) -> Evidence | None:  # fmt: skip
     """Return the training that gave up most among those of one codec that count for a model; None if none does.
 
@@ -137,8 +139,8 @@ def counting(
         )  # fmt: skip
         return None if place < 0 else among[place]
 
-    own = worst([one for one in found if one.model == model])
-    return own if own is not None else worst(found)
+    own = worst([one for one in trainings if one.model == model])
+    return own if own is not None else worst(trainings)
 
 
 def default_optimizer(family: str | None) -> str | None:

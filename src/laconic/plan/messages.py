@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from laconic.codecs import parse
 from laconic.errors import ConfigError
-from laconic.plan.calibration import GZIP, sum_sizes, summable
+from laconic.plan.calibration import GZIP, sum_sizes, summable, without_feedback
 from laconic.plan.costs import REDUCED, Message, Network
 from laconic.plan.profile import ModelTimes, Profile
 from laconic.policy import Policy
@@ -87,7 +87,7 @@ def _measured(model: ModelTimes | None, spec: str) -> Mapping[str, float] | None
     """
     if model is None or spec in model.messages:
         return None if model is None else model.messages[spec]
-    codec, plain = model.messages.get(spec.removeprefix("ef|")), model.messages.get("none")
+    codec, plain = model.messages.get(without_feedback(spec)), model.messages.get("none")
     if codec is None or plain is None:
         return None
     return {**codec, "encode_s": codec["encode_s"] + codec["decode_s"] + 2 * plain["encode_s"]}

@@ -366,11 +366,11 @@ def _candidates(request: PlanRequest, notify: Notify) -> list[Candidate]:
     labels = request.codecs
     if labels is None:
         labels = default_labels(request.profile, request.known_trainings(), local=request.every == 1)
-    found = [Candidate.parse(label, request.every) for label in dict.fromkeys([*BASELINES, *labels])]
+    candidates = [Candidate.parse(label, request.every) for label in dict.fromkeys([*BASELINES, *labels])]
     if request.codecs is not None:
-        return found
+        return candidates
     usable = []
-    for candidate in found:
+    for candidate in candidates:
         try:
             if summable(candidate.codec):  # a sum may not hold so many workers
                 sum_sizes(candidate.codec, SLOT_NUMEL, request.workers, ring=request.network.adds_packets)

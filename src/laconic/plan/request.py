@@ -158,10 +158,10 @@ class PlanRequest:
 
     def known_trainings(self) -> list[Evidence]:
         """Return the evidence of the family and the optimizer."""
-        found = shipped_evidence() if self.evidence is None else self.evidence
+        trainings = shipped_evidence() if self.evidence is None else self.evidence
         return [
             one
-            for one in found
+            for one in trainings
             if (one.family, one.plain_optimizer) == (self.family, self.trained_by)
             and (self.change_optimizer or one.optimizer == one.plain_optimizer)
         ]

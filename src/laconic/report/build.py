@@ -137,10 +137,10 @@ def _drawn(
     # One that does not fit the others can be drawn alone, but all the others together can be drawn without it.
     without = ([*alone[:i], *alone[i + 1 :]] for i in range(len(alone) if len(alone) <= MAX_LEFT_OUT else 0))
     for some in (alone, *without):
-        found = _tried(draw, some) if some else None
-        if found and found[0]:
+        drawn = _tried(draw, some) if some else None
+        if drawn and drawn[0]:
             problems.append(f"{problem} ({len(parts) - len(some)} left out)")
-            return found[0]
+            return drawn[0]
     problems.append(problem)
     return None
 

@@ -56,11 +56,16 @@ class Data:
 
 @dataclass(frozen=True)
 class Mark:
-    """A value to compare with, such as a baseline's or a claimed one, drawn into a plot as a line."""
+    """A value to compare with, such as a baseline's or a claimed one, drawn into a plot as a line.
+
+    Args:
+        pick: The value of the plot's ``pick`` with which it is shown; None: always.
+    """
 
     axis: str
     value: float
     label: str
+    pick: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ class Plot:
             "detail": self.detail, "log": self.log, "stacked": self.stacked, "diagonals": self.diagonals,
             "zero": self.zero, "better": self.better,
             "marks": [
-                {"axis": mark.axis, "value": mark.value, "label": mark.label}
+                {"axis": mark.axis, "value": mark.value, "label": mark.label, "pick": mark.pick}
                 for mark in self.marks
                 if number(mark.value) is not None
             ],

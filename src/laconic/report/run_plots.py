@@ -46,7 +46,7 @@ def _verdicts(runs: Sequence[Run]) -> list[Verdict]:
     groups: dict[str, list[Run]] = {}
     for run, baseline in zip(runs, (baselines(runs)[run.label] for run in runs), strict=True):
         groups.setdefault(baseline.label, []).append(run)
-    found = []
+    decisions = []
     for label, group in groups.items():
         baseline = next(run for run in group if run.label == label)
         candidates = {run.label: _candidate(run, baseline) for run in group}
@@ -56,9 +56,10 @@ def _verdicts(runs: Sequence[Run]) -> list[Verdict]:
             continue
         words = [str(baseline.values[key]) for key in ("model", "data") if baseline.values.get(key)]
         workers = f"{baseline.workers} worker{'s' * (baseline.workers != 1)}"
-        situation = ", ".join([f"Parameter server, {' on '.join(words)}" if words else "Parameter server", workers])
-        found.append(decide(situation, plain, others, f"{POINTS:g} point"))
-    return found
+        server = f"Parameter server, {' on '.join(words)}" if words else "Parameter server"
+        situation = f"{server}, {workers}, on the link of these runs"
+        decisions.append(decide(situation, plain, others, f"{POINTS:g} point", any_link=True))
+    return decisions
 
 
 def _candidate(run: Run, baseline: Run) -> Candidate | None:

@@ -43,6 +43,7 @@ class Verdict(NamedTuple):
         best: The fastest way within the limit, even if it does not pay.
         limit: The limit on what may be lost, as words.
         refused: Faster ways that are beyond the limit.
+        fewest: Where the link is not known, the way within the limit that sends least, if that is another one.
     """
 
     situation: str
@@ -51,10 +52,21 @@ class Verdict(NamedTuple):
     best: Candidate | None
     limit: str
     refused: tuple[Candidate, ...] = ()
+    fewest: Candidate | None = None
 
     @property
     def sentence(self) -> str:
-        """The verdict as a sentence: should I, which, what do I lose, on this link."""
+        """The verdict as a sentence: should I, which, what do I lose, on this link; and what else on a slower one."""
+        if self.fewest is None:
+            return self._on_this_link
+        share = _share(self.fewest, self.baseline)
+        return (
+            f"{self._on_this_link} On a slower link {self.fewest.name} may be faster: it sends {share} of the bytes; "
+            f"{self.fewest.lost}."
+        )
+
+    @property
+    def _on_this_link(self) -> str:
         if self.choice is None:
             if self.best is None:
                 return f"{self.situation}: do not compress; no way was within the limit ({self.limit})."
@@ -66,8 +78,13 @@ class Verdict(NamedTuple):
         return f"{self.situation}: take {self.choice.name}, which is {fast}{sends}; {self.choice.lost}."
 
 
-def decide(situation: str, baseline: Candidate, others: Sequence[Candidate], limit: str) -> Verdict:
+def decide(
+    situation: str, baseline: Candidate, others: Sequence[Candidate], limit: str, *, any_link: bool = False
+) -> Verdict:
     """Return the verdict: the fastest way within the limit, if it is at least 1.05 times as fast as the baseline.
+
+    Args:
+        any_link: Also name the way that sends least: the situation does not say how fast the link was.
 
     >>> plain, sign = Candidate("plain DDP", 4.0, 8e6, ""), Candidate("ef|sign", 1.0, 25e4, "error 0.8")
     >>> decide("DDP, 1 Gbit/s", plain, [sign], "any").sentence
@@ -79,7 +96,11 @@ def decide(situation: str, baseline: Candidate, others: Sequence[Candidate], lim
     taken = choice or baseline
     faster = [one for one in others if not one.allowed and exceeds_error(taken.seconds, one.seconds, 0.0)]
     refused = tuple(sorted(faster, key=lambda one: one.seconds)[:MOST_REFUSED])
-    return Verdict(situation, baseline, choice, best, limit, refused)
+    fewest = None
+    if any_link:
+        counted = [one for one in others if one.allowed and one.nbytes and one.nbytes < (taken.nbytes or 0.0)]
+        fewest = min(counted, key=lambda one: one.nbytes or 0.0, default=None)
+    return Verdict(situation, baseline, choice, best, limit, refused, fewest)
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:

@@ -145,10 +145,10 @@ def _trainings() -> list[dict[str, Any]]:
     return [
         {
             "family": family, "optimizer": optimizer, "codec": codec, "every": every,
-            "labels": sorted({Candidate.of(one).label for one in found}),
-            "given_up": [one.given_up for one in found], "noise": [one.noise for one in found],
-            "steps": [one.steps for one in found], "numels": [one.numel for one in found],
-            "workers": [one.workers for one in found], "text": [one.text for one in found],
+            "labels": sorted({Candidate.of(one).label for one in trainings}),
+            "given_up": [one.given_up for one in trainings], "noise": [one.noise for one in trainings],
+            "steps": [one.steps for one in trainings], "numels": [one.numel for one in trainings],
+            "workers": [one.workers for one in trainings], "text": [one.text for one in trainings],
         }
-        for (family, optimizer, codec, every), found in ways.items()
+        for (family, optimizer, codec, every), trainings in ways.items()
     ]  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from laconic.cluster import checkpoint, malloc
 from laconic.errors import ConfigError, FileError
-from laconic.optim import make_optimizer
 from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, SUMMARY, Config, server_file, trainable, write_atomically
 from laconic.train.supervision import end_with_launcher, is_supervised
 from laconic.watch.events import EventLog
@@ -51,8 +51,14 @@ def serve(
     end_with_launcher()
     malloc.keep_freed_memory()
     stopped = threading.Event()
+
+    def stop(number: int, _: object) -> None:
+        if number == signal.SIGINT and not stopped.is_set():  # log may be what was interrupted, and have its lock
+            os.write(2, b"\nlaconic: stopping...\n" if sys.stderr.isatty() else b"laconic: stopping...\n")
+        stopped.set()
+
     for number in (signal.SIGTERM, *(() if is_supervised() else (signal.SIGINT,))):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, stop)
     config = Config.load(run_dir)
     credentials = _credentials(host, certs)
     event_log = EventLog(run_dir / server_file(EVENTS, index))
@@ -156,7 +162,7 @@ def _core(
     parameters = {name: x.clone() for name, x in config.parts(trainable(task.model))[index].items()}
     subspaces = config.subspace_state(task)
     job = config.job
-    optimizer = make_optimizer(job.optimizer, momentum=job.momentum, weight_decay=job.weight_decay)
+    optimizer = job.make_optimizer()
     checkpoints = checkpoint.Folder(run_dir / server_file(CHECKPOINTS, index))
     core = Core(
         config.job, parameters, optimizer, config.rates(), on_event, exchanges=config.exchanges,

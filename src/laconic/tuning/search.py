@@ -173,9 +173,9 @@ def tune(
         if outcomes[label].loss > outcomes[candidate.label].loss:
             rules = {}
     notify("done", total, total)
-    found = Tuning(outcomes, evidence, rules, recommendation, settings)
-    kept.finish(found)
-    return found
+    tuned = Tuning(outcomes, evidence, rules, recommendation, settings)
+    kept.finish(tuned)
+    return tuned
 
 
 def _forward(notify: Notify, label: str, before: int, total: int, step: int) -> None:
@@ -288,8 +288,8 @@ class Kept:
         self.outcomes[outcome.label] = outcome
         self._write({"trainings": [], "outcomes": [one.values() for one in self.outcomes.values()]})
 
-    def finish(self, found: Tuning) -> None:
-        self._write({**found.values(), "outcomes": [one.values() for one in self.outcomes.values()]})
+    def finish(self, tuned: Tuning) -> None:
+        self._write({**tuned.values(), "outcomes": [one.values() for one in self.outcomes.values()]})
 
     def _write(self, values: Mapping[str, Any]) -> None:
         if self._path is not None:

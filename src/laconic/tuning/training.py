@@ -86,10 +86,10 @@ class Outcome:
         """Return the outcome of a file; ``ValueError`` if it is none."""
         numbers: list[Any] = [values.get(key) for key in ("loss", "nbytes", "compute_s")]
         slots: Any = values.get("slots")
-        found: list[Any] = list(slots.values()) if isinstance(slots, Mapping) else [None]
-        if not isinstance(values.get("label"), str) or not all(isinstance(slot, Mapping) for slot in found):
+        errors: list[Any] = list(slots.values()) if isinstance(slots, Mapping) else [None]
+        if not isinstance(values.get("label"), str) or not all(isinstance(slot, Mapping) for slot in errors):
             raise ValueError("an outcome must have a label, a loss, nbytes, compute_s and slots")
-        numbers += [slot.get(key) for slot in found for key in ("error", "growth")]
+        numbers += [slot.get(key) for slot in errors for key in ("error", "growth")]
         for number in [math.inf if numbers[0] is None else numbers[0], *numbers[1:]]:
             if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
                 raise ValueError(f"{values['label']!r}: expected a number of at least 0, got {number!r:.40}")
@@ -130,10 +130,10 @@ class Training:
             optimizer = optimizer(model)
         else:  # one copy of both, so that the optimizer's copy holds the parameters of the model's
             model, optimizer = copy.deepcopy((model, optimizer))
-        found = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        if not found or not all(isinstance(one, torch.optim.Optimizer) for one in found):
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        if not optimizers or not all(isinstance(one, torch.optim.Optimizer) for one in optimizers):
             raise ConfigError(f"the optimizer must be one of torch or a function that makes one, got {optimizer!r}")
-        return model, found
+        return model, optimizers
 
     def run(
         self, candidate: Candidate, *, policy: Policy | None = None, order: int = 0,
@@ -181,7 +181,7 @@ class Training:
         self, copies: Sequence[tuple[nn.Module, Optimizers]], step: int
     ) -> tuple[list[dict[str, Tensor]], float]:
         """Return each worker's gradients, and their mean loss. Workers with a model of their own take a step alone."""
-        found, total = [], 0.0
+        grads, total = [], 0.0
         for worker in range(self.workers):
             model, optimizers = copies[worker % len(copies)]
             model.train()
@@ -194,8 +194,8 @@ class Training:
                 for optimizer in optimizers:
                     optimizer.step()
             else:
-                found.append({n: p.grad.detach().clone() for n, p in trainable(model).items() if p.grad is not None})
-        return found, total / self.workers
+                grads.append({n: p.grad.detach().clone() for n, p in trainable(model).items() if p.grad is not None})
+        return grads, total / self.workers
 
     def _apply_mean(
         self, trained: tuple[nn.Module, Optimizers], gradients: Sequence[Mapping[str, Tensor]],
@@ -233,5 +233,5 @@ class Training:
             return sum(last) / len(last)
         model.eval()
         with torch.no_grad():
-            found = [float(self._loss(model, batch)) for batch in self._held_out]
-        return sum(found) / len(found)
+            held_out = [float(self._loss(model, batch)) for batch in self._held_out]
+        return sum(held_out) / len(held_out)

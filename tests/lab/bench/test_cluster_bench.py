@@ -68,9 +68,9 @@ def test_every_step_of_the_server_is_profiled(aggregation: Path) -> None:
 
 
 def check_rounds(made_of: str) -> None:
-    link, found = measure_rate("100mbit", ["1", "4"], SHAPES, made_of=made_of, rounds=2, slow_rounds=2, threads=(1, 1))
+    link, rounds = measure_rate("100mbit", ["1", "4"], SHAPES, made_of=made_of, rounds=2, slow_rounds=2, threads=(1, 1))
     assert link.made_of == made_of and link.links[0].expected == 95.6e6
-    plain, method4 = found
+    plain, method4 = rounds
     assert plain.sent == plain.received == 2 * 2 * PUSH  # to the byte: two rounds, two workers
     assert method4.sent < plain.sent / 7
     assert abs(plain.link_excess) <= TOLERANCE, (plain.link_received, plain.link_sent, plain.sent)
@@ -166,8 +166,8 @@ def test_invalid_argument_gives_one_line() -> None:
 def test_load_prints_json() -> None:
     done = command("--part", "load", "--clients", "2", "--processes", "1", "--seconds", "1", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    (one,) = told["records"]
+    printed = json.loads(done.stdout)
+    (one,) = printed["records"]
     assert one["kind"] == "cluster.load" and one["errors"] == [] and one["pushes"] > 2
 
 

@@ -73,12 +73,12 @@ def test_samples_grow_more_skewed() -> None:
 def test_symbols_are_those_of_the_quantizer(spec: str) -> None:
     chain, x = codec(spec), gradient_like(20_011, 0)
     assert spec.startswith(f"{uncoded(chain)}|")
-    found = symbols(chain, x, 0)
-    assert found.shape == x.shape
+    actual = symbols(chain, x, 0)
+    assert actual.shape == x.shape
     order = x.argsort()
-    assert bool((found[order].diff() >= 0).all())  # larger values have larger symbols
+    assert bool((actual[order].diff() >= 0).all())  # larger values have larger symbols
     rate = measure(chain, x, 0)
-    assert rate.entropy == entropy(found) and rate.overhead is not None and 0 < rate.overhead < 25
+    assert rate.entropy == entropy(actual) and rate.overhead is not None and 0 < rate.overhead < 25
 
 
 def test_symbols_behind_a_selector_are_those_of_kept_values() -> None:

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import io
+import json
+from typing import Any
+
 import pytest
 
 from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic_lab.bench.ddp import DDPSettings, ddp_tables, run_ddp
+from laconic_lab.bench.ddp.suite import rank_processes
 
 
 def test_settings_are_checked_and_give_the_command_line() -> None:
@@ -48,10 +53,15 @@ def test_training_is_judged_by_accuracy_and_time() -> None:
         "rate": "100mbit", "ranks": 2, "model": "lenet5", "data": "mnist", "links": [], "epochs": 1, "batch": 8,
         "iterations": 9, "plain_accuracy": 98.0, "command": "c", "failed": None, "sent_nbytes_per_step": None,
     }  # fmt: skip
-    found = [("ddp", 98.0, 9.0), ("fp16", 97.9, 6.0), ("laconic ef|thc:4", 97.8, 2.5), ("laconic ef|sign", 97.0, None)]
+    runs = [
+        ("ddp", 98.0, 9.0),
+        ("fp16", 97.9, 6.0),
+        ("laconic ef|thc:4", 97.8, 2.5),
+        ("laconic ef|sign", 97.0, None),
+    ]
     records = [
         Record("bench.ddp.train", common | {"way": way, "accuracy": accuracy, "train_s": 9.0, "reached_s": reached})
-        for way, accuracy, reached in found
+        for way, accuracy, reached in runs
     ]
     (table,) = ddp_tables(records)
     assert table.name == "ddp-train-100mbit-2" and [met for met, _ in table.verdicts] == [True, False, True]
@@ -82,3 +92,28 @@ def test_paced_sockets_slow_steps_to_their_rate() -> None:
     assert least < plain["step_s"] and (not plain["valid"] or plain["step_s"] < 1.5 * least)
     assert 4 * plain["numel"] < plain["sent_nbytes_per_step"] < 4.1 * plain["numel"]
     assert ours["step_s"] < 0.5 * plain["step_s"] and ours["sent_nbytes_per_step"] < 0.8 * plain["numel"]
+
+
+def test_ranks_are_killed_before_any_is_waited_for() -> None:
+    """A rank that outlives another would print a traceback about its lost connection after Ctrl-C."""
+    order: list[str] = []
+
+    class Process:
+        def __init__(self, rank: int) -> None:
+            self.rank, self.stdout = rank, io.StringIO(f"line of {rank}\n")
+
+        def kill(self) -> None:
+            order.append(f"kill {self.rank}")
+
+        def wait(self) -> None:
+            order.append(f"wait {self.rank}")
+
+    class Links:
+        def popen(self, rank: int, argv: list[str], **options: Any) -> Process:
+            assert json.loads(argv[-1]) == {"seed": 1, "rank": rank}
+            return Process(rank)
+
+    with rank_processes(Links(), "module", {"seed": 1}, 3) as queues:  # type: ignore[arg-type]
+        assert [lines.get(timeout=10) for lines in queues] == ["line of 0\n", "line of 1\n", "line of 2\n"]
+        assert [lines.get(timeout=10) for lines in queues] == [None] * 3
+    assert order == ["kill 0", "kill 1", "kill 2", "wait 0", "wait 1", "wait 2"]

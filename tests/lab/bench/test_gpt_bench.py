@@ -112,7 +112,7 @@ def test_report_draws_loss_against_seconds() -> None:
 def test_two_ranks_end_with_equal_bits_and_finished_work_is_not_repeated() -> None:
     settings = GPTSettings(**TINY)
     saved: list[int] = []
-    records = run_gpt(settings, save=lambda found: saved.append(len(found)))
+    records = run_gpt(settings, save=lambda measured: saved.append(len(measured)))
     assert [one.kind for one in records] == ["bench.gpt.check", "bench.gpt.loss", "bench.gpt.loss"]
     assert saved == [1, 2, 3] and all(one.values.get("failed") is None for one in records)
     assert [step for step, _ in records[1].values["curve"]] == [0, 2, 4]
@@ -129,9 +129,9 @@ def test_all_methods_run_over_a_paced_link_and_laconic_sends_less(run: Run, tmp_
     )
     result = run(*words.split(), "--json")
     assert result.exit_code == 0, result.output
-    found = {one["method"]: one for one in json.loads(result.stdout)["records"] if one["kind"] == "bench.gpt"}
-    assert set(found) == set(GPTSettings().methods) and all(one["failed"] is None for one in found.values())
-    plain, ours = found["ddp"], found["laconic-topk"]
+    by_method = {one["method"]: one for one in json.loads(result.stdout)["records"] if one["kind"] == "bench.gpt"}
+    assert set(by_method) == set(GPTSettings().methods) and all(one["failed"] is None for one in by_method.values())
+    plain, ours = by_method["ddp"], by_method["laconic-topk"]
     assert plain["sent_nbytes"] > 0.9 * 8 * 4 * plain["numel"] and plain["real_s"] is not None
     assert ours["sent_nbytes"] < 0.1 * plain["sent_nbytes"] and 0 <= ours["waiting_share"] < 1
     assert plain["made_of"] == "paced sockets" and plain["links"][0]["round_trip"] >= 0.009

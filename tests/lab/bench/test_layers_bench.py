@@ -16,25 +16,25 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Record]:
+def records() -> list[Record]:
     return run_layers(LayerSettings(cases=("linear 256-128", "mlp"), schemes=("monarch:0.2", "subspace:0.1"), repeat=3))
 
 
-def test_each_scheme_of_each_case_gives_a_record(found: list[Record]) -> None:
-    assert [(r.values["case"], r.values["scheme"]) for r in found] == [
+def test_each_scheme_of_each_case_gives_a_record(records: list[Record]) -> None:
+    assert [(r.values["case"], r.values["scheme"]) for r in records] == [
         (case, scheme) for case in ("linear 256-128", "mlp") for scheme in ("monarch:0.2", "subspace:0.1")
     ]
-    for record in found:
+    for record in records:
         values = record.values
         assert record.kind == "bench.layers" and Record.from_json(record.to_json()) == record
         assert values["dense_s"] > 0 and 0 < values["rho"] < 0.25 and values["turns"] == 3
         assert values["clock"] == "cpu" and values["goal"] is None
-    assert found[-1].values["exempt"]["head.weight"] == "is the output layer's"
+    assert records[-1].values["exempt"]["head.weight"] == "is the output layer's"
     assert torch.get_num_threads() >= 1
 
 
-def test_goals_are_judged(found: list[Record]) -> None:
-    good, bad = ({**found[0].values, "h": h, "goal": 0.25} for h in (0.2, 0.3))
+def test_goals_are_judged(records: list[Record]) -> None:
+    good, bad = ({**records[0].values, "h": h, "goal": 0.25} for h in (0.2, 0.3))
     table = layer_table([Record("bench.layers", good), Record("bench.layers", bad)])
     assert [met for met, _ in table.verdicts] == [True, False] and "missed" in table.verdicts[1][1]
     busy = layer_table([Record("bench.layers", {**good, "h": None})])

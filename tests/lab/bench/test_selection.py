@@ -26,10 +26,10 @@ def test_coders_are_compared_with_stock_coders() -> None:
 
 def test_only_selects_a_set() -> None:
     result = bench("--only", "coders", "--data", "grads", "--no-peers", "--json", *SMALL)
-    found = json.loads(result.stdout)
-    assert found["command"] == "laconic bench --only coders --numel 20000 --repeat 2 --data grads"
-    assert found["data"] == ["grads"] and {codec["data"] for codec in found["codecs"]} == {"grads"}
-    assert all(codec["over_entropy_percent"] > 0 for codec in found["codecs"])
+    printed = json.loads(result.stdout)
+    assert printed["command"] == "laconic bench --only coders --numel 20000 --repeat 2 --data grads"
+    assert printed["data"] == ["grads"] and {codec["data"] for codec in printed["codecs"]} == {"grads"}
+    assert all(codec["over_entropy_percent"] > 0 for codec in printed["codecs"])
 
 
 @pytest.mark.parametrize("args, words", [

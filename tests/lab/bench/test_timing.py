@@ -20,9 +20,9 @@ def test_stopwatch_copies_between_operations() -> None:
     watch = Stopwatch(x)
     assert torch.equal(watch.target, x)
     order: list[str] = []
-    found = watch.measure({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 4)
+    timings = watch.measure({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 4)
     assert order == ["a", "b"] * 5  # one round does not count
-    assert len(found["a"].seconds) == len(found["b"].copies) == 4 and len(watch.copies) == 8
+    assert len(timings["a"].seconds) == len(timings["b"].copies) == 4 and len(watch.copies) == 8
 
 
 def test_stopwatch_stops_at_its_budget_and_scales_its_copies() -> None:

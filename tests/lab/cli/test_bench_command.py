@@ -23,12 +23,12 @@ def test_table_shows_codecs_alternatives_goals_and_ceilings(run: Run) -> None:
 
 def test_json_output_matches_the_records(run: Run, work_dir: Path) -> None:
     result = run("bench", "qsgd:4", "sign", *SMALL, "--no-peers", "--json", "--records", "out/bench.jsonl")
-    found = json.loads(result.stdout)
-    assert [codec["spec"] for codec in found["codecs"]] == ["qsgd:4", "sign"] and found["peers"] == []
-    assert found["codecs"][0]["encode_floor_x_memcpy"] == 1.3
+    printed = json.loads(result.stdout)
+    assert [codec["spec"] for codec in printed["codecs"]] == ["qsgd:4", "sign"] and printed["peers"] == []
+    assert printed["codecs"][0]["encode_floor_x_memcpy"] == 1.3
     records = read(work_dir / "out" / "bench.jsonl")
     assert [record.kind for record in records] == ["bench.machine", "bench.codec", "bench.codec"]
-    assert records[1].values["encode_s"] == found["codecs"][0]["encode_s"]
+    assert records[1].values["encode_s"] == printed["codecs"][0]["encode_s"]
     assert records[0].values["command"] == "laconic bench qsgd:4 sign --numel 20000 --repeat 2"
     assert "3 Records" in result.stderr
 

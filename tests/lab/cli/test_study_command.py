@@ -22,14 +22,14 @@ def test_table_shows_claim_how_and_verdict(run: Run) -> None:
 def test_json_records_and_figures(run: Run, work_dir: Path) -> None:
     pytest.importorskip("matplotlib")
     result = run(*SMALL, "--records", "kept", "--figures", "drawn", "--json")
-    found = json.loads(result.stdout)
-    assert (found["records"], found["runs"], found["packets_that_differ"]) == (3, 3, 0)
-    assert found["claims"][0]["claimed"] == 6.8 and found["claims"][0]["runs"] == 1
-    assert found["claims"][0]["how"] == "fitted"
+    printed = json.loads(result.stdout)
+    assert (printed["records"], printed["runs"], printed["packets_that_differ"]) == (3, 3, 0)
+    assert printed["claims"][0]["claimed"] == 6.8 and printed["claims"][0]["runs"] == 1
+    assert printed["claims"][0]["how"] == "fitted"
     assert len(read(work_dir / "kept" / "headline.jsonl")) == 3
     assert (work_dir / "drawn" / "figure5.svg").exists() and "figure5.svg written" in result.stderr
     again = run("study", "oland2015", "--part", "report", "--records", "kept", "--json")
-    assert json.loads(again.stdout)["claims"] == found["claims"]
+    assert json.loads(again.stdout)["claims"] == printed["claims"]
 
 
 @pytest.mark.usefixtures("_restore_num_threads")
@@ -37,10 +37,10 @@ def test_json_counts_runs_and_compared_frames(run: Run, work_dir: Path) -> None:
     torch.set_num_threads(1)
     flags = ("--models", "lenet5", "--methods", "1,5", "--seeds", "0", "--data", "digits", "--epochs", "1")
     result = run("study", "kothari2021", *flags, "--records", "kept", "--device", "cpu", "--json")
-    found = json.loads(result.stdout)
-    assert (found["records"], found["runs"], found["frames_that_differ"]) == (2, 2, 0)
-    assert found["frames_compared"] == 0  # on a CPU every frame is made, none is computed
-    titles = [table["title"] for table in found["tables"]]
+    printed = json.loads(result.stdout)
+    assert (printed["records"], printed["runs"], printed["frames_that_differ"]) == (2, 2, 0)
+    assert printed["frames_compared"] == 0  # on a CPU every frame is made, none is computed
+    titles = [table["title"] for table in printed["tables"]]
     assert "Top-1 accuracy" in titles and "Average cost of an iteration" in titles
     again = run("study", "kothari2021", "--part", "report", "--records", "kept")
     assert again.exit_code == 0 and "LeNet-5" in again.stdout and "0.9893" in again.stdout

@@ -22,14 +22,14 @@ TESTED_ELSEWHERE = ("unread-answers", "unread-weights", "silent-streams")
 
 def scenarios() -> list[object]:
     """Every fault in sync mode, and seven faults in one mode without rounds; the rest is slow."""
-    found = []
+    selected = []
     without = [mode for mode in MODES if mode != "sync"]
     for name in FAULTS:
         for mode in MODES:
             chosen = without[WITHOUT_ROUNDS.index(name) % len(without)] if name in WITHOUT_ROUNDS else None
             soon = FAULTS[name].seconds < 5 and mode in ("sync", chosen) and name not in TESTED_ELSEWHERE
-            found.append(pytest.param(name, mode, marks=() if soon else pytest.mark.slow))
-    return found
+            selected.append(pytest.param(name, mode, marks=() if soon else pytest.mark.slow))
+    return selected
 
 
 @pytest.mark.parametrize("name, mode", scenarios())

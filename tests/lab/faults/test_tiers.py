@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from laconic.errors import ConfigError
+from laconic.errors import ConfigError, LaconicError
 from laconic.records import Record, read
 from laconic.train.methods import METHODS
 from laconic_lab.faults import FAULTS, MODES, tiers
@@ -37,15 +38,54 @@ def test_interrupted_tier_continues_with_the_missing_pieces(tmp_path: Path, monk
     broken_at.clear()
     found = run_tier(tier, path)["scenarios"]
     assert ran[4:] == [20, 40, 60, 80] and (found.done, found.broken) == (100, ())
+    assert found.repeated == ("['P1']", "['P1']")
     assert found.first is not None and len(read(path)) == 7
     run_tier(tier, path)
     assert len(ran) == 8
 
 
+def test_no_piece_starts_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def run(piece: dict[str, Any]) -> Record:
+        clock[0] += 3.0
+        return Record("faults.scenarios", {"first": piece["first"], "count": 20, "broken": []})
+
+    monkeypatch.setitem(tiers._RUNS, "scenarios", run)  # type: ignore[index]
+    monkeypatch.setattr(tiers.time, "monotonic", lambda: clock[0])
+    tier = Tier(scenarios=100, kills=0, soak=0, idle=0, packets=0)
+    assert run_tier(tier, tmp_path / "tier.jsonl", limit_s=4.0)["scenarios"].done == 40
+    assert run_tier(tier, tmp_path / "tier.jsonl", limit_s=0.0)["scenarios"].done == 40
+    assert run_tier(tier, tmp_path / "tier.jsonl")["scenarios"].done == 100
+
+
+def test_packets_of_several_targets_run_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(3)
+
+    def run(piece: dict[str, Any]) -> Record:
+        if piece["seed"] == 0:
+            together.wait(10)  # breaks if fewer are run at a time
+        if piece == {"seed": 1, "target": "b", "isa": "x"}:
+            raise LaconicError("no compiler")
+        values = {"target": piece["target"], "isa": piece["isa"], "count": 10, "broken": None}
+        return Record("faults.packets", values, seed=piece["seed"])
+
+    pieces = [{"seed": seed, "target": target, "isa": "x"} for seed in range(9) for target in "abc"]
+    monkeypatch.setitem(tiers._RUNS, "packets", run)  # type: ignore[index]
+    monkeypatch.setitem(tiers._PIECES, "packets", lambda goal: iter(pieces))  # type: ignore[index]
+    path, tier = tmp_path / "tier.jsonl", Tier(scenarios=0, kills=0, soak=0, idle=0, packets=100)
+    with pytest.raises(LaconicError, match="no compiler"):
+        run_tier(tier, path, ["packets"], jobs=3)
+    kept = {(record.seed, record.values["target"]) for record in read(path)}
+    assert {(0, "a"), (0, "b"), (0, "c")} <= kept and (1, "b") not in kept
+    monkeypatch.setitem(tiers._RUNS, "packets", lambda piece: run(piece | {"isa": "y"}))  # type: ignore[index]
+    assert run_tier(tier, path, ["packets"], jobs=3)["packets"].done >= 100
+
+
 def test_cases_of_tier_3_have_every_fault_mode_and_method() -> None:
-    found = cases(TIERS[3].scenarios)
-    assert found[:50] == cases(50) and len(set(found)) == len(found) == 1120
-    kinds = Counter((case.fault, case.mode, case.method) for case in found)
+    all_cases = cases(TIERS[3].scenarios)
+    assert all_cases[:50] == cases(50) and len(set(all_cases)) == len(all_cases) == 1120
+    kinds = Counter((case.fault, case.mode, case.method) for case in all_cases)
     assert {(fault, mode, method) for fault in FAULTS for mode in MODES for method in LEDGER_METHODS} <= kinds.keys()
     assert min(kinds[TRAINING, "sync", method] for method in METHODS) >= 20
     assert all(kinds[name, mode, "1"] >= 17 for name, one in MEMBERS.items() for mode in one.modes)

@@ -101,8 +101,8 @@ def left() -> Callable[[str], list[str]]:
     """What is left of a lab: files, namespaces, processes."""
 
     def look(name: str) -> list[str]:
-        found = [lab for lab in labs() if lab == name]
+        remaining = [lab for lab in labs() if lab == name]
         lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout.splitlines()
-        return found + [line for line in lines if f"laconic-{name}-" in line]
+        return remaining + [line for line in lines if f"laconic-{name}-" in line]
 
     return look

@@ -69,23 +69,23 @@ def sent_by(how: str, rate: str | None, delay: str = "0") -> dict[str, Any]:
     )
     said, wrong = process.communicate(timeout=60)
     assert process.returncode == 0, wrong
-    found: dict[str, Any] = json.loads(said)
-    return found
+    report: dict[str, Any] = json.loads(said)
+    return report
 
 
 @pytest.mark.parametrize("how", ["sendall", "sendmsg", "writev", "write", "loop"])
 def test_paced_bytes_arrive_complete_and_not_too_early(how: str) -> None:
-    found = sent_by(how, "50mbit")
+    report = sent_by(how, "50mbit")
     least = (1_500_000 - 64 * 1024) * 8 / 50e6 / 0.956
-    assert found["same"] and found["paced"] == 1_500_000
-    assert 0.98 * least < found["took"] < 20 * least  # the machine may have other things to do
-    assert (0 < found["again"] < 3_000) == (how == "loop")  # and it does not spin
+    assert report["same"] and report["paced"] == 1_500_000
+    assert 0.98 * least < report["took"] < 20 * least  # the machine may have other things to do
+    assert (0 < report["again"] < 3_000) == (how == "loop")  # and it does not spin
 
 
 @pytest.mark.parametrize("how", ["writev", "loop"])
 def test_delayed_bytes_arrive_complete_before_the_end_of_the_connection(how: str) -> None:
-    found = sent_by(how, "50mbit", "40ms")
-    assert found["same"] and found["paced"] == 1_500_000
+    report = sent_by(how, "50mbit", "40ms")
+    assert report["same"] and report["paced"] == 1_500_000
 
 
 def test_delay_is_that_of_one_direction() -> None:
@@ -94,8 +94,8 @@ def test_delay_is_that_of_one_direction() -> None:
 
 
 def test_sockets_without_a_rate_are_not_paced() -> None:
-    found = sent_by("sendall", None)
-    assert found["same"] and found["paced"] is None and paced_bytes() is None
+    report = sent_by("sendall", None)
+    assert report["same"] and report["paced"] is None and paced_bytes() is None
 
 
 def test_paced_link_is_measured(settled: Callable[[Callable[[], Link]], Link]) -> None:
@@ -108,10 +108,10 @@ def test_invalid_preload_settings_are_refused(monkeypatch: pytest.MonkeyPatch, t
         PacedSockets("fast")
     with pytest.raises(ConfigError, match="delay needs a rate"):
         PacedSockets(None, "5ms")
-    found = PacedSockets("1mbit").environment({"LD_PRELOAD": "/lib/other.so", "A": "b"})
-    assert found["LD_PRELOAD"].endswith("_pace.so:/lib/other.so") and found["A"] == "b"
+    env = PacedSockets("1mbit").environment({"LD_PRELOAD": "/lib/other.so", "A": "b"})
+    assert env["LD_PRELOAD"].endswith("_pace.so:/lib/other.so") and env["A"] == "b"
     done = subprocess.run(
-        [sys.executable, "-c", ""], env=os.environ | found | {"LD_PRELOAD": found["LD_PRELOAD"].split(":")[0],
+        [sys.executable, "-c", ""], env=os.environ | env | {"LD_PRELOAD": env["LD_PRELOAD"].split(":")[0],
         "LACONIC_PACE": "fast"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2 and "LACONIC_PACE must be" in done.stderr

@@ -65,9 +65,9 @@ def test_table1_measures_weights_and_data() -> None:
 
 
 def test_shares_of_operations_add_up_to_one() -> None:
-    found = operations.share("cpu", model="vgg11", batch=2, steps=1)
-    assert sum(found["groups"].values()) == pytest.approx(1.0)
-    assert found["groups"]["convolution"] > 0.2 and max(found["operations"].values()) <= 1
+    shares = operations.share("cpu", model="vgg11", batch=2, steps=1)
+    assert sum(shares["groups"].values()) == pytest.approx(1.0)
+    assert shares["groups"]["convolution"] > 0.2 and max(shares["operations"].values()) <= 1
     with pytest.raises(ConfigError, match="device must be cpu or cuda"):
         operations.share("tpu")
 
@@ -75,21 +75,21 @@ def test_shares_of_operations_add_up_to_one() -> None:
 def test_recorded_experiment_is_not_measured_again(tmp_path: Path) -> None:
     kept = Record("jang2017.kernels", {"key": '["kernels", "cpu"]', "device": "cpu", "groups": {}})
     (tmp_path / "kernels.jsonl").write_text(kept.to_json() + "\n")
-    (found,) = STUDY.run("kernels", device="cpu", records=tmp_path)
-    assert found.values == kept.values
+    (recorded,) = STUDY.run("kernels", device="cpu", records=tmp_path)
+    assert recorded.values == kept.values
 
 
 def test_every_cell_of_the_parameter_server_has_a_job_and_a_task() -> None:
-    found = runs.all_cells(["ps"])
-    assert len(found) == len({cell.key for cell in found}) == 60
-    assert {cell.model for cell in found} == {"mlp", "vgg11", "gpt", "resnet"}
+    all_cells = runs.all_cells(["ps"])
+    assert len(all_cells) == len({cell.key for cell in all_cells}) == 60
+    assert {cell.model for cell in all_cells} == {"mlp", "vgg11", "gpt", "resnet"}
     settings = {cell[:3] for cell in runs.all_cells()}
     assert len(settings) == 20 and ("ddp", 4, "30mbit+40ms") in settings
     assert {cell.rate for cell in runs.all_cells(links=cells.HELD_OUT)} == {"30mbit+40ms", "300mbit"}
     with pytest.raises(ConfigError, match="a link must be one of 30mbit"):
         runs.all_cells(links=["2mbit"])
     assert cells.Cell("ddp", 4, "30mbit+40ms", "none").link == (30e6, 0.08)
-    for cell in found:
+    for cell in all_cells:
         job = runs.job_of(cell.codec, cell.workers)
         assert job.workers == cell.workers and (job.returns == "sum") is (cell.codec == "thc:4")
         built = getattr(tasks, cell.model)
@@ -101,13 +101,13 @@ def test_prediction_of_a_server_cell_adds_up_its_calibrated_parts() -> None:
     messages = {"qsgd:4": {"push": 1e6, "encode_s": 0.01, "decode_s": 0.02, "add_s": 0.005}}
     times = ModelTimes((2_000_000,), 8, 0.1, ((1.0, 1.0),), messages, (2,), apply_s=0.01)
     calibrated = runs.Calibrated(times, 0.2, 0.03, 0.001, 0.0, 0.5)
-    message, found = runs.ENGINES["ps"].predict(runs.Cell("ps", 2, "100mbit", "qsgd:4"), calibrated)
-    assert isinstance(found, Step) and message.push == 1e6
+    message, prediction = runs.ENGINES["ps"].predict(runs.Cell("ps", 2, "100mbit", "qsgd:4"), calibrated)
+    assert isinstance(prediction, Step) and message.push == 1e6
     wire = 2e6 / (100e6 * 0.956 / 8)
     # Compute, encode (twice as long), push, two additions, the server's encoding and step, pull, decode and step
     # (twice as long), and an exchange of one slot.
     by_hand = 0.2 + 0.02 + wire + 0.01 + (0.01 + 0.03) + 0.94 * wire + 0.06 + 0.03 - 0.001
-    assert found.total_s == pytest.approx(by_hand)
+    assert prediction.total_s == pytest.approx(by_hand)
 
 
 def test_load_of_other_processes_marks_a_cell() -> None:
@@ -124,25 +124,25 @@ def test_load_of_other_processes_marks_a_cell() -> None:
 def test_gradients_are_sent_in_ddp_buckets() -> None:
     """The first bucket holds 1 MB, others 25 MB: 0.3 M values, then 8.1 M, then the rest."""
     shares = [300 / 8450, 400 / 8450, 8400 / 8450, 1.0]
-    found = bucketed(tuple(zip((0.4, 0.5, 0.8, 1.0), shares, strict=True)), 8_450_000)
-    assert found == ((0.4, shares[0]), (0.8, shares[2]), (1.0, 1.0))
+    buckets = bucketed(tuple(zip((0.4, 0.5, 0.8, 1.0), shares, strict=True)), 8_450_000)
+    assert buckets == ((0.4, shares[0]), (0.8, shares[2]), (1.0, 1.0))
 
 
 def test_local_steps_of_ddp_are_predicted_with_one_exchange_of_all() -> None:
     messages = {"ef|sign": {"push": 3e5, "encode_s": 0.0, "decode_s": 0.0, "add_s": 0.0}}
     times = ModelTimes((2_000_000,), 8, 0.1, ((1.0, 1.0),), messages, (2,), apply_s=0.01)
     calibrated = cells.Calibrated(times, 0.1, 0.01, 0.0, 0.0, 0.5, {"twoshot": (0.02, 0.0), "sum": (0.03, 0.0)})
-    _, found = runs.ENGINES["ddp"].predict(cells.Cell("ddp", 2, "30mbit+40ms", cells.LOCAL), calibrated)
+    _, prediction = runs.ENGINES["ddp"].predict(cells.Cell("ddp", 2, "30mbit+40ms", cells.LOCAL), calibrated)
     # 8 steps with the optimizer's, then half a message each way over 3.585 MB/s and two round trips of 80 ms.
-    assert found.total_s * 8 == pytest.approx(8 * 0.11 + 3e5 / 3.585e6 + 0.02 + 2 * 0.08 + 0.01, rel=1e-6)
+    assert prediction.total_s * 8 == pytest.approx(8 * 0.11 + 3e5 / 3.585e6 + 0.02 + 2 * 0.08 + 0.01, rel=1e-6)
 
 
 def test_cells_are_predicted_by_the_present_model_from_the_calibration_of_their_machine() -> None:
     """The Records of this repository: small messages of ranks were 46 % off, and four workers 11 to 19 %."""
     records = list(read(RESULTS / "jang2017" / "runs.jsonl"))
-    found = [record.values for record in runs.latest(records) if record.kind == runs.RUN]
-    assert len({run["key"] for run in found}) == len(found) >= 44
-    errors = [abs(run["predicted_s"] / run["measured_s"] - 1) for run in found if run["valid"]]
+    predictions = [record.values for record in runs.latest(records) if record.kind == runs.RUN]
+    assert len({run["key"] for run in predictions}) == len(predictions) >= 44
+    errors = [abs(run["predicted_s"] / run["measured_s"] - 1) for run in predictions if run["valid"]]
     assert statistics.median(errors) < 0.08
     elsewhere = [replace(record, machine={"cpu": "another"}) for record in records if record.kind == runs.RUN]
     assert [one.values["predicted_s"] for one in runs.latest(elsewhere)] == [
@@ -187,7 +187,7 @@ def test_tables_count_errors_and_choices() -> None:
     assert summary["calm cells: worst error"] == "25.0 %" and summary["all cells: worst error"] == "66.7 %"
     # With two workers qsgd:4 is recommended and thc:4 was best by 10 %; with four they agree.
     # At 1 Gbit/s most codecs were not measured, so that none is known to be the best.
-    (chosen,) = (found for what, found in summary.items() if what.startswith("calm cells, settings with all codecs"))
+    (chosen,) = (count for what, count in summary.items() if what.startswith("calm cells, settings with all codecs"))
     assert chosen == "1 of 2" and len(tables["Recommended and best"].rows) == 2
     assert tables["Recommended and best"].rows[0][3:6] == ["qsgd:4", "thc:4", "10.0 %"]
 

@@ -10,6 +10,7 @@ from laconic_lab.studies.kothari2021 import experiments
 from laconic_lab.studies.kothari2021.framed import FrameStepper, LocalFrameStepper
 from laconic_lab.studies.kothari2021.settings import HYPER, Setting, setting_of
 from laconic_lab.studies.kothari2021.stepper import ComputedStepper, LocalStepper, Source, can_compute
+from laconic_lab.studies.stepper import Stepper
 
 
 def local(channel: str, small: str = "ef|bf16", **options: object) -> Setting:
@@ -38,16 +39,19 @@ def test_local_stepper_trains_like_frames(source: Source, setting: Setting) -> N
     assert all(torch.equal(x, computed.weights) for x, _ in computed.held)  # it ended with an exchange
 
 
-def test_local_run_resumes_between_exchanges(source: Source) -> None:
-    setting = local("ef|topk:0.1|sign")
-    whole, first, second = (LocalStepper(setting, 0, 4, source) for _ in range(3))
+def check_resuming(whole: Stepper, first: Stepper, second: Stepper) -> None:
+    """A run that another stepper continues between two exchanges ends as one that was not interrupted."""
     train_epochs(whole, 4)
     train_epochs(first, 1)  # three iterations: the third is in no exchange yet
     second.done = 1
-    second.load({name: x.clone() for name, x in first.state().items()})
+    second.load({key: x.clone() for key, x in first.state().items()})
     train_epochs(second, 3)
     again, wanted = second.state(), whole.state()
-    assert again.keys() == wanted.keys() and all(again[name].equal(wanted[name]) for name in wanted)
+    assert again.keys() == wanted.keys() and all(again[key].equal(wanted[key]) for key in wanted)
+
+
+def test_local_run_resumes_between_exchanges(source: Source) -> None:
+    check_resuming(*(LocalStepper(local("ef|topk:0.1|sign"), 0, 4, source) for _ in range(3)))
 
 
 BY_FRAMES = {
@@ -84,14 +88,7 @@ def test_local_steps_as_graphs_train_like_frames_on_a_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_FRAMES)
 def test_local_run_with_real_frames_resumes_between_exchanges(source: Source, name: str) -> None:
-    whole, first, second = (LocalFrameStepper(BY_FRAMES[name], 0, 4, source) for _ in range(3))
-    train_epochs(whole, 4)
-    train_epochs(first, 1)  # three iterations: the third is in no exchange yet
-    second.done = 1
-    second.load({key: x.clone() for key, x in first.state().items()})
-    train_epochs(second, 3)
-    again, wanted = second.state(), whole.state()
-    assert again.keys() == wanted.keys() and all(again[key].equal(wanted[key]) for key in wanted)
+    check_resuming(*(LocalFrameStepper(BY_FRAMES[name], 0, 4, source) for _ in range(3)))
 
 
 @pytest.mark.parametrize("method, computed", [("1", True), ("laconic", True), ("6", False), ("adaptive", False)])

@@ -98,8 +98,8 @@ def test_computed_values_sizes_and_memories_equal_those_of_frames(spec: str, sma
             part.add_to(sent, 1.0)
         assert sent.equal(torch.cat([decode(frame).view(-1) for frame in frames]))
         assert computed.nbytes(r + 1)[r] == sum(map(len, frames))
-    found, wanted = computed.memories(names), channel.state_dict()
-    assert found.keys() == wanted.keys() and all(found[key].equal(wanted[key]) for key in found)
+    memories, wanted = computed.memories(names), channel.state_dict()
+    assert memories.keys() == wanted.keys() and all(memories[key].equal(wanted[key]) for key in memories)
 
 
 @pytest.mark.parametrize("spec, small", CHANNELS)

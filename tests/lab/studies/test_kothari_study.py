@@ -108,13 +108,13 @@ def test_run_with_many_workers_counts_staleness(mode: str) -> None:
 
 
 def test_changes_without_rounds_are_rounded_to_nearest() -> None:
-    found = {(s.name, s.workers, s.mode): s for s in experiments.settings_of("workers", ["lenet5"], None, None)}
-    changed = found["5", 8, "async"].options
+    chosen = {(s.name, s.workers, s.mode): s for s in experiments.settings_of("workers", ["lenet5"], None, None)}
+    changed = chosen["5", 8, "async"].options
     assert (changed["returns"], changed["pull"]) == ("delta", "topk:0.01|qsgd:4,round=nearest")
-    assert found["5, changes by the same codec", 4, "async"].options["pull"] == METHODS["5"][1]["pull"]
-    assert found["4", 4, "sync"].options == METHODS["4"][1] and "returns" in found["1", 4, "async"].options
-    assert {mode for name, _, mode in found if name in ("6", "adaptive")} == {"sync"}  # best and mean are of a round
-    assert {(name, 8, "async") for name in ("1", "2", "2w", "3", "4", "laconic", "laconic-min")} <= found.keys()
+    assert chosen["5, changes by the same codec", 4, "async"].options["pull"] == METHODS["5"][1]["pull"]
+    assert chosen["4", 4, "sync"].options == METHODS["4"][1] and "returns" in chosen["1", 4, "async"].options
+    assert {mode for name, _, mode in chosen if name in ("6", "adaptive")} == {"sync"}  # best and mean are of a round
+    assert {(name, 8, "async") for name in ("1", "2", "2w", "3", "4", "laconic", "laconic-min")} <= chosen.keys()
 
 
 def test_every_setting_makes_a_valid_job() -> None:
@@ -150,7 +150,7 @@ def test_invalid_arguments_raise_config_error(arguments: dict[str, Any], words: 
 
 def test_sizes_of_a_round_follow_from_the_method() -> None:
     both = [{"w": torch.randn(100, 100), "b": torch.randn(10)} for _ in range(2)]
-    found = {name: sizes.measure(small(name), both, rounds=1) for name in ("1", "laconic", "adaptive")}
-    assert found["1"]["bytes_per_iteration"] > 4 * 40_040
-    assert found["laconic"]["bytes_per_iteration"] < found["1"]["bytes_per_iteration"] / 50
-    assert found["adaptive"]["every"] == 20 and found["adaptive"]["encode_s"] > 0
+    by_method = {name: sizes.measure(small(name), both, rounds=1) for name in ("1", "laconic", "adaptive")}
+    assert by_method["1"]["bytes_per_iteration"] > 4 * 40_040
+    assert by_method["laconic"]["bytes_per_iteration"] < by_method["1"]["bytes_per_iteration"] / 50
+    assert by_method["adaptive"]["every"] == 20 and by_method["adaptive"]["encode_s"] > 0

@@ -14,25 +14,25 @@ from laconic_lab.studies.kothari2021.times import TIME
 
 
 def record(name: str, seed: int = 0, part: str = "accuracy", model: str = "vgg11", **values: Any) -> Record:
-    found = {
+    fields = {
         "part": part, "name": name, "model": model, "data": "cifar10", "epochs": 2, "device": "cuda", "seed": seed,
         "iterations": 10, "accuracy": [50.0, 86.0], "push_bytes": [500_000_000, 500_000_000],
         "pull_bytes": [200_000_000, 200_000_000], "frames_compared": 12, "frames_other": 0, "workers": 2,
         "mode": "sync", "options": {},
     }  # fmt: skip
-    return Record(RUN, found | values, seed=seed)
+    return Record(RUN, fields | values, seed=seed)
 
 
 def time_of(method: str, link: str, total: float, communication: float, turn: int = 0, **values: Any) -> Record:
     """200 iterations, one exchange each."""
-    found = {
+    fields = {
         "model": "vgg11", "method": method, "link": link, "turn": turn, "data": "cifar10", "options": {}, "every": 1,
         "iterations": 200, "iterations_per_epoch": 100, "epochs": 50, "compute_s": 1.0, "encode_s": 0.2,
         "overlapped_s": 0.1, "apply_s": 0.1, "communication_s": communication, "total_s": total,
         "exchange_s": [total / 200] * 200, "valid": True, "link_measured": [95e6, 94e6], "load_average": [0.5, 2.0],
         "link_made_of": "network namespaces", "retries": 0,
     }  # fmt: skip
-    return Record(TIME, found | values)
+    return Record(TIME, fields | values)
 
 
 def few(name: str, seed: int = 0, **values: Any) -> Record:
@@ -57,12 +57,12 @@ def table(results: Results, title: str) -> list[tuple[str, ...]]:
     return [tuple(row) for one in STUDY.all_tables(results) if one.title == title for row in one.rows]
 
 
-def found(records: list[Record]) -> dict[str, Interval]:
+def intervals_of(records: list[Record]) -> dict[str, Interval]:
     return {one.claim.key: one.evidence.interval for one in STUDY.findings(Results(records))}
 
 
 def test_claims_are_compared_with_the_records() -> None:
-    intervals = found(SOME)
+    intervals = intervals_of(SOME)
     assert intervals["vgg_1_mb"].mean == pytest.approx(140.0)
     assert intervals["vgg_3_as_1"].mean == 1.0
     assert intervals["vgg_1_top1"].mean == pytest.approx(86.5) and intervals["vgg_1_top1"].runs == 3
@@ -120,7 +120,7 @@ def test_turns_of_a_method_are_added_up() -> None:
 
 def test_times_of_a_busy_machine_are_no_evidence() -> None:
     busy = [time_of(method, "unshaped", 8.0, 2.0, load_average=[9.0, 9.0]) for method in ("1", "5")]
-    assert "vgg_comm_5" not in found(busy)
+    assert "vgg_comm_5" not in intervals_of(busy)
     assert table(Results(busy), "End-to-end time")[0][1] == "unshaped (busy)"
     calm = time_of("1", "unshaped", 4.0, 2.0, turn=1)
     assert Results([*busy, calm]).times["vgg11", "unshaped", "1"].runs == [calm.values]

@@ -34,10 +34,10 @@ REPORTS = [[report(i + 1) for i in range(6)], [report(i + 1, compute=3.0 * (i + 
 
 
 def test_summary_leaves_out_the_warm_up() -> None:
-    found = times._summary(REPORTS, 2, every=5)
-    assert (found["iterations"], found["total_s"], found["compute_s"]) == (20, 8.0, 8.0)
-    assert found["exchange_s"] == [2.0] * 4 and found["median_s"] == pytest.approx(0.4)
-    assert found["bytes_per_iteration"] == 60 and found["push_bytes_per_iteration"] == 40  # of both
+    summary = times._summary(REPORTS, 2, every=5)
+    assert (summary["iterations"], summary["total_s"], summary["compute_s"]) == (20, 8.0, 8.0)
+    assert summary["exchange_s"] == [2.0] * 4 and summary["median_s"] == pytest.approx(0.4)
+    assert summary["bytes_per_iteration"] == 60 and summary["push_bytes_per_iteration"] == 40  # of both
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_invalid_or_busy_turns_are_measured_again(tmp_path: Path, monkeypatch: p
     go()
     go()
     assert len(trained) == 12
-    found = STUDY.load(tmp_path).times
-    assert list(found) == [("lenet5", "1gbit", "1"), ("lenet5", "1gbit", "6")] and found["lenet5", "1gbit", "1"].valid
+    timed = STUDY.load(tmp_path).times
+    assert list(timed) == [("lenet5", "1gbit", "1"), ("lenet5", "1gbit", "6")] and timed["lenet5", "1gbit", "1"].valid
 
 
 def test_server_that_ends_raises_laconic_error(tmp_path: Path) -> None:

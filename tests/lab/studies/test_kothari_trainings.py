@@ -46,8 +46,8 @@ def test_tables_and_the_claim_of_asynchronous_training_follow_from_the_records()
     slow = training("sync", 99.0, valid=False)  # over an invalid link: does not count
     whole = [training("sync", s, method=m, part="whole", situation="equal") for m, s in (("1", 30.0), ("5", 10.0))]
     results = Results([training("sync", 8.0), slow, training("async", 6.0), *whole])
-    found = {one.claim.key: one for one in STUDY.findings(results)}
-    assert found["async_time"].evidence.interval.mean == 0.75 and found["async_time"].verdict == "yes, one run"
+    findings = {one.claim.key: one for one in STUDY.findings(results)}
+    assert findings["async_time"].evidence.interval.mean == 0.75 and findings["async_time"].verdict == "yes, one run"
     tables = {table.title: table.rows for table in STUDY.all_tables(results)}
     assert [row[5] for row in tables["One slow worker, one slow link"]] == ["8.0", "6.0"]
     assert [row[5] for row in tables["Trained from start to end over a slow link"]] == ["1.00", "3.00"]

@@ -54,12 +54,12 @@ WEIGHTS: dict[str, Callable[[Tensor, int], Tensor]] = {
 def networks(weights: str, workers: int = 2) -> Networks:
     torch.manual_seed(1)
     settings = [Setting(quantizer=q) for q in QUANTIZERS]
-    found = Networks(settings, range(len(settings)), workers, 0, torch.device("cpu"))
+    trained = Networks(settings, range(len(settings)), workers, 0, torch.device("cpu"))
     for k in range(workers):
         for i in range(len(LAYERS)):
-            found.layer(k, i).copy_(WEIGHTS[weights](found.layer(k, i), i))
-        found.b1[k].normal_()
-    return found
+            trained.layer(k, i).copy_(WEIGHTS[weights](trained.layer(k, i), i))
+        trained.b1[k].normal_()
+    return trained
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -79,9 +79,9 @@ def test_batched_exchange_equals_real_frames(weights: str) -> None:
 
 
 def test_comparison_counts_differing_packets() -> None:
-    found, watch, comparison = networks("initial"), Watch(range(len(QUANTIZERS))), Comparison()
+    trained, watch, comparison = networks("initial"), Watch(range(len(QUANTIZERS))), Comparison()
     traffic = exchange_batched(
-        found, QUANTIZERS, seed=5, measured=0, gradients=torch.rand(2, 3, len(QUANTIZERS)), watch=watch
+        trained, QUANTIZERS, seed=5, measured=0, gradients=torch.rand(2, 3, len(QUANTIZERS)), watch=watch
     )
     watch.decoded[0, 3][7] += 1e-3
     traffic.nbytes[1, 4] += 1

@@ -87,7 +87,7 @@ def test_fused_kernels_equal_the_plain_step(batch: int) -> None:
     device = torch.device("cuda")
     settings = [Setting(lr=0.5, l1=1e-3), Setting(lr=0.2), Setting()]
     data = Batches(*some_images(2 * batch), workers=1, batch=batch, seed=0, pixels="unit", device=device)
-    found = []
+    states = []
     for kernels in (True, False):
         networks = Networks(settings, range(3), 1, 0, device)
         rates = networks.rates(0, batch)
@@ -97,8 +97,8 @@ def test_fused_kernels_equal_the_plain_step(batch: int) -> None:
         else:
             for x, t in zip(images, targets, strict=True):
                 networks.step(0, x, t, rates)
-        found.append(networks)
+        states.append(networks)
     start = Networks(settings, range(3), 1, 0, device)
-    for one, other, before in zip(*(networks._tensors(0) for networks in (*found, start)), strict=True):
+    for one, other, before in zip(*(networks._tensors(0) for networks in (*states, start)), strict=True):
         change = (other - before).norm()
         assert (one - other).norm() < 5e-3 * change

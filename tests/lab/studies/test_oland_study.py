@@ -23,10 +23,10 @@ SMALL = Setting(batch=40, lr=0.4)
 
 @pytest.fixture(scope="module")
 def images() -> Images:
-    found = load("digits")
+    digits = load("digits")
     return replace(
-        found, train_images=found.train_images[:160], train_labels=found.train_labels[:160],
-        test_images=found.test_images[:100], test_labels=found.test_labels[:100],
+        digits, train_images=digits.train_images[:160], train_labels=digits.train_labels[:160],
+        test_images=digits.test_images[:100], test_labels=digits.test_labels[:100],
     )  # fmt: skip
 
 
@@ -118,10 +118,10 @@ def test_error_decomposition_restores_the_networks_and_finds_the_shift() -> None
         networks.w1[k].mul_(1e-3)
         networks.w1[k].view(-1)[:300] = 0.7
     before = [networks.state(k) for k in range(2)]
-    found = error_decomposition.dissect(networks, 0, lambda: torch.tensor([7]))
+    decomposition = error_decomposition.dissect(networks, 0, lambda: torch.tensor([7]))
     assert all(torch.equal(x, y) for k in range(2) for x, y in zip(networks.state(k), before[k], strict=True))
-    assert set(error_decomposition.VARIANTS) < set(found)
-    assert found["share"] > 0.99 and found["offset"] > 10 * found["spread"]
+    assert set(error_decomposition.VARIANTS) < set(decomposition)
+    assert decomposition["share"] > 0.99 and decomposition["offset"] > 10 * decomposition["spread"]
 
 
 @pytest.mark.parametrize("arguments, words", [
@@ -162,10 +162,10 @@ def test_coded_weights_are_recorded_once(images: Images, tmp_path: Path) -> None
 
 def test_buckets_are_recorded_once(images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets.run_all, "__kwdefaults__", {"specs": ("none", "adaptive:5.0|rans"), "epochs": 1})
-    found = STUDY.run("buckets", data=images, records=tmp_path)
-    assert [one.values["codec"] for one in found] == ["none"] * 2 + ["adaptive:5.0|rans"] * 2
+    recorded = STUDY.run("buckets", data=images, records=tmp_path)
+    assert [one.values["codec"] for one in recorded] == ["none"] * 2 + ["adaptive:5.0|rans"] * 2
     monkeypatch.setattr(buckets, "_train", None)
-    assert STUDY.run("buckets", data=images, records=tmp_path) == found
+    assert STUDY.run("buckets", data=images, records=tmp_path) == recorded
     tables = {table.title: table for table in STUDY.all_tables(STUDY.load(tmp_path))}
     assert [row[0] for row in tables["Gradients of the whole network in one packet"].rows] == [
         "`none`", "`adaptive:5.0|rans`",

@@ -19,7 +19,7 @@ COMMITTED = Path(__file__).resolve().parents[3] / "results" / "oland2015"
 
 
 def record(codec: str, part: str = "headline", first: int = 0, **values: Any) -> Record:
-    found = {
+    fields = {
         "part": part, "codec": codec, "first_run": first, "runs": 2, "data": "digits", "workers": 5, "epochs": 4,
         "seed": 0, "device": "cpu", "lr": 0.8, "l1": 1e-5, "decay": 0.99, "batch": 100, "pixels": "unit",
         "sends": "weights", "raw_bits": [7.0, 7.2], "whole_bits": [7.0, 8.0], "coded_bits": [4.0, 4.0],
@@ -28,7 +28,7 @@ def record(codec: str, part: str = "headline", first: int = 0, **values: Any) ->
         "accuracy_by_epoch": [90.0, 95.0, 96.0, 96.5], "packets_compared": 0, "packets_other_values": 0,
         "packets_other_sizes": 0, "coded_bits_by_layer": [4.0, 4.0, 4.0],
     }  # fmt: skip
-    return Record("study.oland2015", found | values)
+    return Record("study.oland2015", fields | values)
 
 
 def test_claims_compare_runs_of_the_same_number() -> None:
@@ -55,8 +55,8 @@ def test_variant_with_most_runs_counts() -> None:
 
 def test_grid_uses_the_first_runs_of_the_headline() -> None:
     results = Results([record(C5), record(C5, first=2, peak=[1.0, 1.0]), record("uniform:10", "grid")])
-    found = results.in_grid(C5)
-    assert found is not None and found.per_run("peak") == [97.0, 98.0]
+    grid = results.in_grid(C5)
+    assert grid is not None and grid.per_run("peak") == [97.0, 98.0]
     assert Results([record(C5)]).in_grid(C5) is None
 
 

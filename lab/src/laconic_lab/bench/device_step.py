@@ -28,7 +28,7 @@ from laconic_lab.bench.step_models import workload
 from laconic_lab.bench.step_profile import profile_step
 from laconic_lab.bench.timing import quartiles
 
-__all__ = ["LIMITS", "LOCAL", "LOCAL_LIMIT_S", "StepSettings", "run_steps"]
+__all__ = ["LIMITS", "LOCAL", "LOCAL_LIMIT_S", "StepBench", "StepSettings", "one_rank", "run_steps"]
 
 LIMITS = {
     "qsgd:4": 3.0, "sign": 3.0, "ef|sign": 3.0, "ef|qsgd:4": 4.0, "ef|thc:4": 6.0, "ef|topk:0.01": 8.0,
@@ -75,7 +75,7 @@ class StepSettings:
     repeat: int = 21
     compiled: bool = False
     accumulate: int = 1
-    graphs: bool = False
+    graphs: bool = True
     residuals: str = "fp32"
     seed: int = 0
 
@@ -87,8 +87,8 @@ class StepSettings:
         words = ["laconic", "bench", *specs, "--device", self.device, "--step", self.model]
         if self.compiled:
             words.append("--compile")
-        if self.graphs:
-            words.append("--graphs")
+        if not self.graphs:
+            words.append("--no-graphs")
         for name in ("accumulate", "residuals", "repeat", "seed"):
             if getattr(self, name) != getattr(StepSettings, name):
                 words += [f"--{name}", str(getattr(self, name))]
@@ -103,7 +103,7 @@ class StepSettings:
         return None if limit is None else limit / self.accumulate + (COMPILED_LIMIT if self.compiled else 0.0)
 
 
-class _Bench:
+class StepBench:
     """A plain and an attached DDP module of the same model."""
 
     def __init__(self, settings: StepSettings) -> None:
@@ -205,7 +205,7 @@ class _Bench:
 
 
 @contextmanager
-def _one_rank(device: torch.device) -> Iterator[None]:
+def one_rank(device: torch.device) -> Iterator[None]:
     """Create a process group with this process as its only rank."""
     if dist.is_initialized():
         raise ConfigError("--step creates its own process group: run it outside torchrun")
@@ -236,17 +236,17 @@ def run_steps(
         raise ConfigError(f"--device {settings.device}: torch sees no CUDA device here")
     records = []
     record_exchanges(settings.graphs)
-    with _one_rank(torch.device(settings.device)):
-        bench = _Bench(settings)
+    with one_rank(torch.device(settings.device)):
+        bench = StepBench(settings)
         for spec in specs:
             tell(spec)
             local = spec.startswith(LOCAL)
-            found = bench.exchange_locally(spec.removeprefix(LOCAL)) if local else bench.compare(spec)
+            measured = bench.exchange_locally(spec.removeprefix(LOCAL)) if local else bench.compare(spec)
             values = {
                 "command": settings.command(specs), "model": settings.model, "examples": bench.workload.examples,
                 "batch": bench.workload.inputs.shape[0], "spec": spec.removeprefix(LOCAL), "values": bench.values,
                 "repeat": settings.repeat, "compiled": settings.compiled, "accumulate": settings.accumulate,
-                "graphs": settings.graphs, "residuals": settings.residuals, **found,
+                "graphs": settings.graphs, "residuals": settings.residuals, **measured,
             }  # fmt: skip
             records.append(Record(f"bench.device.{'local' if local else 'step'}", values, settings.seed))
             keep(records)

@@ -19,16 +19,16 @@ def device_tables(records: Sequence[Record]) -> list[ClusterTable]:
     """Return the tables of codecs, of training steps, of their profiles and of exchanges by LocalSGD."""
     codecs = [record for record in records if record.kind == "bench.device.codec"]
     steps = [record for record in records if record.kind == "bench.device.step"]
-    found = []
+    tables = []
     if codecs:
-        found.append(_codecs(next(record for record in records if record.kind == "bench.device"), codecs))
+        tables.append(_codecs(next(record for record in records if record.kind == "bench.device"), codecs))
     if steps:
-        found.append(_steps(steps))
+        tables.append(_steps(steps))
     if profiled := [record for record in steps if "attached_profile" in record.values]:
-        found.append(_profiles(profiled))
+        tables.append(_profiles(profiled))
     if local := [record for record in records if record.kind == "bench.device.local"]:
-        found.append(_local(local))
-    return found
+        tables.append(_local(local))
+    return tables
 
 
 def _codecs(device: Record, records: Sequence[Record]) -> ClusterTable:
@@ -50,8 +50,8 @@ def _codecs(device: Record, records: Sequence[Record]) -> ClusterTable:
 
 
 def _judged(values: Mapping[str, Any], way: str) -> float | None:
-    found = values.get(f"{way}_launch_x_copy", values.get(f"{way}_x_copy"))
-    return None if found is None else float(found)
+    ratio = values.get(f"{way}_launch_x_copy", values.get(f"{way}_x_copy"))
+    return None if ratio is None else float(ratio)
 
 
 def _row(values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -41,10 +41,10 @@ def workload(name: str, batch: int | None, device: torch.device, seed: int) -> W
     if name in FROM_TRANSFORMERS:
         return _of_transformers(name, batch, device, seed)
     takes = MODELS[name].takes if name in MODELS else ""
-    found = next((size for words, size in SIDES.items() if takes.startswith(words)), None)
-    if found is None:
+    side = next((size for words, size in SIDES.items() if takes.startswith(words)), None)
+    if side is None:
         raise ConfigError(f"--step must be an image model, {' or '.join(FROM_TRANSFORMERS)}, got {name!r}")
-    return _of_images(lambda: build_model(name, seed=seed), _class_loss, batch or 64, found, device, seed)
+    return _of_images(lambda: build_model(name, seed=seed), _class_loss, batch or 64, side, device, seed)
 
 
 def _of_transformers(name: str, batch: int | None, device: torch.device, seed: int) -> Workload:

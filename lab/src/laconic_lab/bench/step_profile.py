@@ -39,7 +39,7 @@ def profile_step(
         elif event.name in WAITS:
             _count(waits, event.cpu_time_total)
     # The last wait of each step belongs to the measurement.
-    found = {
+    totals = {
         "kernels": _sum(kernels, lambda name: not _is_copy(name)), "copies": _sum(kernels, _is_copy),
         "nccl": _sum(kernels, lambda name: "nccl" in name.lower()),
         "added": _sum(kernels, lambda name: name not in model_kernels),
@@ -50,7 +50,7 @@ def profile_step(
             if name not in model_kernels
         ][:LISTED],
     }  # fmt: skip
-    return found, frozenset(kernels)
+    return totals, frozenset(kernels)
 
 
 def _count(into: list[float], micros: float) -> None:
@@ -63,5 +63,8 @@ def _is_copy(name: str) -> bool:
 
 
 def _sum(kernels: dict[str, list[float]], chosen: Callable[[str], bool]) -> dict[str, float]:
-    found = [timed for name, timed in kernels.items() if chosen(name)]
-    return {"ms": sum(micros for micros, _ in found) / 1e3 / STEPS, "count": sum(count for _, count in found) / STEPS}
+    times = [timed for name, timed in kernels.items() if chosen(name)]
+    return {
+        "ms": sum(micros for micros, _ in times) / 1e3 / STEPS,
+        "count": sum(count for _, count in times) / STEPS,
+    }

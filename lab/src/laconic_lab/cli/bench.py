@@ -78,7 +78,9 @@ def bench(
         bool, typer.Option("--compile", help="With --step: compile the model by torch.compile.")
     ] = False,
     accumulate: Annotated[int, option("With --step: backward passes per exchange.", min=1)] = 1,
-    graphs: Annotated[bool, typer.Option("--graphs", help="With --step: record exchanges as CUDA graphs.")] = False,
+    graphs: Annotated[
+        bool, typer.Option("--graphs/--no-graphs", help="With --step: record exchanges as CUDA graphs.")
+    ] = True,
     residuals: Annotated[
         str, option("With --step: how residuals are kept, fp32, bf16, pinned or bf16,pinned.", metavar="HOW")
     ] = "fp32",

@@ -36,7 +36,7 @@ def bench_device(
     if records is not None:
         check_writable(records)
     with progress_bar("bench") as (bar, task):
-        found, written = run_device(
+        results, written = run_device(
             specs or SPECS,
             settings,
             progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
@@ -45,7 +45,7 @@ def bench_device(
     if json:
         print_records(written, settings.command(specs or SPECS))
     else:
-        _print(found, written[0])
+        _print(results, written[0])
 
 
 def bench_step(
@@ -62,15 +62,15 @@ def bench_step(
         accumulate=accumulate, graphs=graphs, residuals=residuals,
     )  # fmt: skip
 
-    def keep(found: Sequence[Record]) -> None:
+    def keep(measured: Sequence[Record]) -> None:
         if records is not None:
-            write(found, records)
+            write(measured, records)
 
-    found = measure("bench", records, lambda notify: run_steps(chosen, settings, tell=notify, keep=keep))
-    show_records(found, settings.command(chosen), device_tables, json)
+    measured = measure("bench", records, lambda notify: run_steps(chosen, settings, tell=notify, keep=keep))
+    show_records(measured, settings.command(chosen), device_tables, json)
 
 
-def _print(found: list[DeviceResult], yardstick: Record) -> None:
+def _print(results: list[DeviceResult], yardstick: Record) -> None:
     from rich import box
     from rich.table import Table
 
@@ -86,7 +86,7 @@ def _print(found: list[DeviceResult], yardstick: Record) -> None:
     table.add_column("codec", overflow="fold")
     for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
-    for result in found:
+    for result in results:
         table.add_row(*_cells(result))
     console.print(table)
     console.print(

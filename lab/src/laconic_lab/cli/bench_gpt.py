@@ -26,13 +26,17 @@ def gpt(
     ranks: Annotated[str | None, option("Numbers of single-threaded processes.", "2,4", metavar="N,N,…")] = None,
     links: Annotated[
         str | None,
-        option("Rate+delay of each direction, or unshaped.", "100mbit+50ms,20mbit+100ms", metavar="L,L,…"),
+        option(
+            "Rate+delay of each direction, or unshaped; none: losses alone.", "100mbit+50ms,20mbit+100ms",
+            metavar="L,L,…",
+        ),
     ] = None,
     methods: Annotated[
         str | None,
         option(
             "Of ddp, fp16, powersgd, muon-ddp, muon-fp16, diloco, laconic-sign, laconic-topk, laconic-adamw, "
-            "laconic-adamw-8; ddp is always included.", "all without muon-…", metavar="M,M,…",
+            "laconic-adamw-8, laconic-qsgd, laconic-thc; ddp is always included.", "all without muon-…",
+            metavar="M,M,…",
         ),
     ] = None,
     steps: Annotated[int | None, option("Steps of each training.", "160")] = None,

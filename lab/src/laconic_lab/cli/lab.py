@@ -117,11 +117,11 @@ def run(
     tell = (lambda number, line: output[number].append(line)) if json else _print_line
     codes = _run_on(lab, hosts, command, tell)
     if json:
-        told = [
+        results = [
             {"host": number, "address": lab.address(number), "exit_code": code, "output": "".join(output[number])}
             for number, code in codes.items()
         ]
-        print_json({"name": lab.name, "hosts": told})
+        print_json({"name": lab.name, "hosts": results})
     for number, code in codes.items():
         if code != 0:
             print_stderr(f"laconic: host {number}: exit code {code}")

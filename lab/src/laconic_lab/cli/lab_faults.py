@@ -44,7 +44,10 @@ def faults(
         ),
     ] = None,
     parts: Annotated[str, option("With --tier: parts, separated by commas.")] = "scenarios,kills,soak,idle,packets",
-    jobs: Annotated[int, option("With --tier: targets of mutated packets that run at once.", metavar="N", min=1)] = 1,
+    jobs: Annotated[int, option("With --tier: pieces of mutated packets that run at once.", metavar="N", min=1)] = 1,
+    limit: Annotated[
+        float | None, option("With --tier: start no further piece after S seconds.", metavar="S", min=0)
+    ] = None,
     case: Annotated[int | None, option("Run one scenario of the tiers, by its number.", metavar="N", min=0)] = None,
     names: Annotated[bool, typer.Option("--list", help="List the faults and exit.")] = False,
     record: Annotated[Path | None, option("Write Records here.", metavar="FILE")] = None,
@@ -73,7 +76,7 @@ def faults(
         _soak(seconds, every, seed, record, json)
         return
     if tier is not None:
-        _tier(tier, parts, jobs, record or Path(f"faults-tier{tier}.jsonl"), json)
+        _tier(tier, parts, jobs, limit, record or Path(f"faults-tier{tier}.jsonl"), json)
         return
     if case is not None:
         _case(case, json)
@@ -123,20 +126,20 @@ def _soak(seconds: float, every: float, seed: int, record: Path | None, json: bo
         def tell(done: int, total: int) -> None:
             bar.update(shown, completed=done, total=total, description=f"exchange {done}")
 
-        found = soak(seconds, every=every, seed=seed, tell=tell)
+        run = soak(seconds, every=every, seed=seed, tell=tell)
     if record is not None:
-        records.write([records.Record("faults.soak", asdict(found), seed=seed)], record)
+        records.write([records.Record("faults.soak", asdict(run), seed=seed)], record)
     if json:
-        print_json(asdict(found))
+        print_json(asdict(run))
     else:
-        print(f"{found.done} exchanges of 4 workers in {found.seconds:.0f} s with {found.faults} faults; memory "
-              f"{show_bytes(found.rss[0])}, later {show_bytes(found.rss[1])}; open files {found.descriptors[0]}, later "
-              f"{found.descriptors[1]}; threads {found.threads[0]}, later {found.threads[1]}")  # fmt: skip
-    if found.broken is not None:
-        raise LaconicError(found.broken)
+        print(f"{run.done} exchanges of 4 workers in {run.seconds:.0f} s with {run.faults} faults; memory "
+              f"{show_bytes(run.rss[0])}, later {show_bytes(run.rss[1])}; open files {run.descriptors[0]}, later "
+              f"{run.descriptors[1]}; threads {run.threads[0]}, later {run.threads[1]}")  # fmt: skip
+    if run.broken is not None:
+        raise LaconicError(run.broken)
 
 
-def _tier(number: int, parts: str, jobs: int, path: Path, json: bool) -> None:
+def _tier(number: int, parts: str, jobs: int, limit: float | None, path: Path, json: bool) -> None:
     from rich.table import Table
 
     from laconic_lab.faults import TIERS, run_tier
@@ -147,15 +150,16 @@ def _tier(number: int, parts: str, jobs: int, path: Path, json: bool) -> None:
         def tell(part: str, done: int, goal: int) -> None:
             bar.update(shown, completed=done, total=goal, description=f"{part}: {done:,} of {goal:,}")
 
-        found = run_tier(tier, path, [part.strip() for part in parts.split(",")], tell=tell, jobs=jobs)
-    broken = [text for summary in found.values() for text in summary.broken]
+        asked = [part.strip() for part in parts.split(",")]
+        summaries = run_tier(tier, path, asked, tell=tell, jobs=jobs, limit_s=limit)
+    broken = [text for summary in summaries.values() for text in summary.broken]
     if json:
-        print_json({"tier": number, "records": str(path), "parts": [asdict(one) for one in found.values()]})
+        print_json({"tier": number, "records": str(path), "parts": [asdict(one) for one in summaries.values()]})
     else:
-        table = Table("part", "goal", "done", "broken", "from", "to")
-        for part, summary in found.items():
+        table = Table("part", "goal", "done", "broken", "broken before", "from", "to")
+        for part, summary in summaries.items():
             table.add_row(part, f"{getattr(tier, part):,}", f"{summary.done:,}", str(len(summary.broken)),
-                          summary.first or "", summary.last or "")  # fmt: skip
+                          str(len(summary.repeated)), summary.first or "", summary.last or "")  # fmt: skip
         stdout_console().print(table, markup=False)
     if broken:
         raise LaconicError(f"{len(broken)} pieces violated an invariant; the first: {broken[0]}; see {path}")

@@ -45,7 +45,7 @@ def replicas(
 
     if not kills and timed is None:
         raise ConfigError("--kills 0 needs --time: there is nothing to do")
-    written, found, times = [], None, []
+    written, run, times = [], None, []
     with progress_bar("starting") as (bar, shown):
         if timed is not None:
             specs = [one.strip() for one in timed.split(",")]
@@ -56,20 +56,20 @@ def replicas(
             def tell(killed: int, step: int) -> None:
                 bar.update(shown, completed=killed, total=kills, description=f"step {step}")
 
-            found = kill_replicas(kills, seconds, replicas=count, spec=spec, seed=seed, tell=tell)
-            written.append(records.Record("faults.replicas", asdict(found), seed=seed))
+            run = kill_replicas(kills, seconds, replicas=count, spec=spec, seed=seed, tell=tell)
+            written.append(records.Record("faults.replicas", asdict(run), seed=seed))
     if record is not None:
         records.write(written, record)
     if json:
-        print_json({"steps": [asdict(one) for one in times], "campaign": None if found is None else asdict(found)})
+        print_json({"steps": [asdict(one) for one in times], "campaign": None if run is None else asdict(run)})
     else:
         for one in times:
             print(f"{one.spec:24} {1e3 * one.step_s:8.1f} ms a step, {one.parameters:,} parameters, 2 replicas")
-        if found is not None:
-            equal, continued = found.compared_steps - found.differing_steps, found.continued - found.broken
-            print(f"{found.kills} kills in {found.seconds:.0f} s, {found.steps} steps, {found.quorums} quorums, "
-                  f"{found.discarded} attempts discarded; weights equal after {equal} of {found.compared_steps} steps; "
-                  f"residuals balance in {found.balanced_steps} steps, not in {found.unbalanced_steps}, and continue "
-                  f"from {continued} of {found.continued} attempts")  # fmt: skip
-    if found is not None and not found.kept:
-        raise LaconicError(f"replicas differ, did not end, or lost residuals: {asdict(found)}")
+        if run is not None:
+            equal, continued = run.compared_steps - run.differing_steps, run.continued - run.broken
+            print(f"{run.kills} kills in {run.seconds:.0f} s, {run.steps} steps, {run.quorums} quorums, "
+                  f"{run.discarded} attempts discarded; weights equal after {equal} of {run.compared_steps} steps; "
+                  f"residuals balance in {run.balanced_steps} steps, not in {run.unbalanced_steps}, and continue "
+                  f"from {continued} of {run.continued} attempts")  # fmt: skip
+    if run is not None and not run.kept:
+        raise LaconicError(f"replicas differ, did not end, or lost residuals: {asdict(run)}")

@@ -62,15 +62,15 @@ def cases(count: int) -> list[Case]:
     rng = random.Random(0)
     kinds = [(fault, mode, method) for fault in FAULTS for mode in MODES for method in LEDGER_METHODS]
     trainings = [(TRAINING, "sync", method) for method in METHODS] * (len(kinds) // (3 * len(METHODS)) + 1)
-    found: list[Case] = []
-    while len(found) < min(count, FIRST_MEMBER_CASE):
+    chosen: list[Case] = []
+    while len(chosen) < min(count, FIRST_MEMBER_CASE):
         some = kinds + trainings
         rng.shuffle(some)
-        found += [Case(*kind, seed=len(found) + i) for i, kind in enumerate(some)]
-    found = found[:FIRST_MEMBER_CASE]
+        chosen += [Case(*kind, seed=len(chosen) + i) for i, kind in enumerate(some)]
+    chosen = chosen[:FIRST_MEMBER_CASE]
     members = itertools.cycle((name, mode) for name, one in MEMBERS.items() for mode in one.modes)
-    found += [Case(*next(members), seed=number) for number in range(len(found), count)]
-    return found[:count]
+    chosen += [Case(*next(members), seed=number) for number in range(len(chosen), count)]
+    return chosen[:count]
 
 
 def campaign(

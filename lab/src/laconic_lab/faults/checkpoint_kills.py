@@ -61,8 +61,8 @@ def kill_checkpoints(folder: Path, sizes: list[int], *, page: int = PAGE, seed: 
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise InvariantError(f"P6: {done.stderr.strip().splitlines()[-1]}" if done.stderr.strip() else "P6: no answer")
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+    outcomes: list[dict[str, Any]] = json.loads(done.stdout)
+    return outcomes
 
 
 def _run(folder: Path, size: int, *, to: int = EXCHANGES, disk: Disk | None = None) -> str:

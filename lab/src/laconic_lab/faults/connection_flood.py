@@ -87,13 +87,13 @@ def run_flood(
             broken = scenario.violation()
         finally:
             control.close()
-    if broken is None and (seen := {event["event"] for event in scenario.events} & WORKER_FAULT_EVENTS):
-        broken = f"P5: foreign connections caused the events {', '.join(sorted(seen))}"
-    if broken is None and (
-        control.after[1] > control.before[1] or control.after[0] > control.before[0] + ALLOWED_GROWTH
-    ):
-        broken = f"memory and open files grew from {control.before} to {control.after}"
-    calm, flooded = step_times(scenario, phases, steps) if broken is None else ([[1.0]], [[1.0]])
+        if broken is None and (seen := {event["event"] for event in scenario.events} & WORKER_FAULT_EVENTS):
+            broken = f"P5: foreign connections caused the events {', '.join(sorted(seen))}"
+        if broken is None and (
+            control.after[1] > control.before[1] or control.after[0] > control.before[0] + ALLOWED_GROWTH
+        ):
+            broken = f"memory and open files grew from {control.before} to {control.after}"
+        calm, flooded = step_times(scenario, phases, steps) if broken is None else ([[1.0]], [[1.0]])
     return FloodResult(
         connections=sum(report.get("connected", 0) for report in control.reports),
         dropped=max((report.get("dropped", 0) for report in control.reports), default=0),

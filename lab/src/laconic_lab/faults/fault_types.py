@@ -81,7 +81,7 @@ def _die_unanswered(life: WorkerLife) -> None:
     threading.Thread(target=_push_quietly, args=(life, frames), daemon=True).start()
     end = time.monotonic() + 10
     while time.monotonic() < end:
-        if any(event["event"] == "push" and event["worker"] == life.worker for event in scenario.events[before:]):
+        if any(event["event"] == "push" and event["worker"] == life.worker for event in scenario.events.since(before)):
             break
         time.sleep(0.002)
     raise WorkerDied

@@ -65,7 +65,7 @@ def run_idle(kind: str, *, phases: int = 8, steps: int = 40) -> IdleResult:
             scenario.at(0, WARM_UP + (2 * phase + 2) * steps, stop)
         scenario.at_end(idle.release)
         broken = scenario.violation()
-    calm, disturbed = step_times(scenario, phases, steps) if broken is None else ([[1.0]], [[1.0]])
+        calm, disturbed = step_times(scenario, phases, steps) if broken is None else ([[1.0]], [[1.0]])
     ratios = (median(after) / median(before) for before, after in zip(calm, disturbed, strict=True))
     return IdleResult(
         kind, median(chain.from_iterable(calm)), median(chain.from_iterable(disturbed)), tuple(sorted(ratios)), broken

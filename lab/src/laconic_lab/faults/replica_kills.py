@@ -220,7 +220,7 @@ def check(
     for attempt in attempts:
         if attempt.committed:
             weights[attempt.step][attempt.name, attempt.life] = attempt.weights
-    compared = [found for found in weights.values() if len(found) > 1]
+    compared = [by_replica for by_replica in weights.values() if len(by_replica) > 1]
     balanced = unbalanced = unchecked = by_others = discarded = 0
     for group in committed_at.values():
         winners = [a for a in group if a.committed]
@@ -242,7 +242,7 @@ def check(
         spec=spec, replicas=replicas, kills=kills, seconds=seconds, steps=steps, attempts=len(attempts),
         quorums=len({a.quorum for a in attempts}), discarded=discarded, committed_by_others=by_others,
         ended_early=ended_early, unfinished=unfinished, compared_steps=len(compared),
-        differing_steps=sum(len(set(found.values())) > 1 for found in compared), balanced_steps=balanced,
+        differing_steps=sum(len(set(by_replica.values())) > 1 for by_replica in compared), balanced_steps=balanced,
         unbalanced_steps=unbalanced, unchecked_steps=unchecked, continued=continued, broken=broken,
     )  # fmt: skip
 
@@ -268,9 +268,9 @@ def _continuity(attempts: Sequence[Attempt]) -> tuple[int, int]:
             used = now.step > last.step  # by this replica, or by others before they healed it
             sent, mean = (last.sent_after, last.mean_after) if used else (last.sent_before, last.mean_before)
             expected = sent + now.size * mean
-            found = now.sent_before + now.size * now.mean_before
+            actual = now.sent_before + now.size * now.mean_before
             pairs += 1
-            broken += abs(found - expected) > TOLERANCE * max(1.0, abs(sent) + now.size * abs(mean))
+            broken += abs(actual - expected) > TOLERANCE * max(1.0, abs(sent) + now.size * abs(mean))
     return pairs, broken
 
 

@@ -29,6 +29,7 @@ from laconic.errors import FileError, LaconicError
 from laconic.frames import encode
 from laconic.optim import SGD
 from laconic.train.methods import method_options
+from laconic_lab.faults.event_log import EventLog
 from laconic_lab.faults.invariants import InvariantError, all_work_once, applied_once, lost_at_most, staleness
 from laconic_lab.network.paced_proxy import PacedProxy
 
@@ -82,7 +83,7 @@ class Scenario:
             workers=workers, mode=mode, lr=1.0, momentum=0.0, checkpoint_every=4, **method_options(method, mode)
         )  # fmt: skip
         self._codecs = self._push_codecs()
-        self.events: list[dict[str, Any]] = []
+        self.events = EventLog(folder / "events.jsonl")
         self.notes: list[str] = []
         """What actions observed, for the record."""
         self.checkpoint_store = _CheckpointFolder(folder / "checkpoints")
@@ -122,11 +123,11 @@ class Scenario:
             self.job, self._parameters(), SGD(), lambda _: 1.0, record, exchanges=self.exchanges,
             checkpoint_store=self.checkpoint_store,
         )  # fmt: skip
-        found = checkpoint.load_latest(self.checkpoint_store.path)
-        if found is None:
+        latest = checkpoint.load_latest(self.checkpoint_store.path)
+        if latest is None:
             self.checkpoint_store.save(0, *self.core.state())
         else:
-            self.core.load(found.tensors, found.meta)
+            self.core.load(latest.tensors, latest.meta)
             self._record({"event": "resumed", "version": self.core.version})
         self.core.on_update(lambda version: self._keep(version, life))
         address = f"127.0.0.1:{port}"
@@ -302,8 +303,8 @@ class Scenario:
         else:
             all_work_once(self.events, self.job.workers * self.exchanges)
             bound = self.job.update_mode.staleness_bound
-            if bound is not None and (found := self._staleness()) > bound:
-                raise InvariantError(f"P3: a gradient missed {found} updates, {bound} are allowed")
+            if bound is not None and (staleness := self._staleness()) > bound:
+                raise InvariantError(f"P3: a gradient missed {staleness} updates, {bound} are allowed")
         found_latest = checkpoint.load_latest(self.checkpoint_store.path)
         if found_latest is None:
             raise InvariantError("P6: there is no checkpoint to load")

@@ -7,21 +7,17 @@ Record shows a violated invariant are run again.
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import laconic_lab
-from laconic.errors import ConfigError, LaconicError
+from laconic.errors import ConfigError
 from laconic.records import Record, append, read
 from laconic_lab.faults.campaign import cases, run_case
 from laconic_lab.faults.checkpoint_kills import KINDS, kill_checkpoints
@@ -29,6 +25,7 @@ from laconic_lab.faults.disk import PAGE
 from laconic_lab.faults.idle_calls import IDLE_KINDS
 from laconic_lab.faults.idle_phases import run_idle
 from laconic_lab.faults.invariants import InvariantError
+from laconic_lab.faults.packets import packet_pieces, run_packets
 from laconic_lab.faults.soak import ROUND_S, soak
 
 __all__ = ["PARTS", "TIERS", "PartSummary", "Tier", "latest", "run_tier", "summarise"]
@@ -38,9 +35,6 @@ KILL_SHAPES = ((1, PAGE), (500, PAGE), (4096, PAGE), (25_000, PAGE), (8_000, 256
 """Numbers of parameters, and bytes between two kills within a file."""
 SOAK_EVERY = 10.0
 """Seconds between two faults of the soak."""
-PACKETS_PER_PIECE = 200_000
-"""Mutated packets of one target and seed; a twentieth for slow targets."""
-INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
 Piece = Mapping[str, Any]
 """What identifies a piece: its seed and the values of ``_KEYS``, in this order."""
@@ -76,24 +70,26 @@ class PartSummary:
     Args:
         done: Scenarios, kills, kinds of idle calls, packets, or seconds of the longest soak that kept everything.
         broken: The violated invariants and the findings of the pieces' last Records.
+        repeated: Those of earlier Records, whose pieces were run again.
         first, last: Times of the first and the last Record.
     """
 
     part: str
     done: int
     broken: tuple[str, ...]
+    repeated: tuple[str, ...]
     first: str | None
     last: str | None
 
 
 def summarise(records: Sequence[Record]) -> dict[str, PartSummary]:
     """Return a summary of each part."""
-    return {part: _summary(part, found) for part, found in latest(records).items()}
+    return {part: _summary(part, found, records) for part, found in latest(records).items()}
 
 
 def latest(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the Records that count: the last one of each piece, by part."""
-    return {part: list(found.values()) for part, found in _latest(records).items()}
+    return {part: list(of_part.values()) for part, of_part in _latest(records).items()}
 
 
 def _latest(records: Sequence[Record]) -> dict[str, dict[tuple[Any, ...], Record]]:
@@ -117,7 +113,12 @@ def _piece(part: str, record: Record) -> Piece:
     return {"seed": record.seed, **{name: record.values[name] for name in _KEYS[part]}}
 
 
-def _summary(part: str, records: list[Record]) -> PartSummary:
+def _summary(part: str, records: Sequence[Record], history: Sequence[Record] = ()) -> PartSummary:
+    """Return the summary of the last Records of a part's pieces.
+
+    Args:
+        history: All Records, in which earlier ones of these pieces are looked up.
+    """
     counts: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
         "scenarios": lambda values: values["count"],
         "kills": lambda values: sum(sum(values[kind].values()) for kind in KINDS if kind in values),
@@ -127,46 +128,77 @@ def _summary(part: str, records: list[Record]) -> PartSummary:
     }
     done = [counts[part](record.values) for record in records]
     broken = [str(record.values["broken"]) for record in records if record.values["broken"]]
+    counted = set(map(id, records))
+    earlier = [one for one in history if one.kind == f"faults.{part}" and id(one) not in counted]
+    repeated = [str(record.values["broken"]) for record in earlier if record.values["broken"]]
     times = sorted(record.at for record in records)
     return PartSummary(
-        part, max(done, default=0) if part == "soak" else sum(done), tuple(broken), times[0] if times else None,
-        times[-1] if times else None,
+        part, max(done, default=0) if part == "soak" else sum(done), tuple(broken), tuple(repeated),
+        times[0] if times else None, times[-1] if times else None,
     )  # fmt: skip
 
 
 def run_tier(
-    tier: Tier, path: Path, parts: Sequence[str] = PARTS, *, tell: Tell = lambda part, done, goal: None, jobs: int = 1
-) -> dict[str, PartSummary]:
+    tier: Tier, path: Path, parts: Sequence[str] = PARTS, *, tell: Tell = lambda part, done, goal: None, jobs: int = 1,
+    limit_s: float | None = None,
+) -> dict[str, PartSummary]:  # fmt: skip
     """Run what is missing of a tier and return the summary of its Records.
 
     Args:
         path: The file of Records, to which each piece appends one.
         parts: The parts to run, of ``PARTS``.
         jobs: Pieces of mutated packets that run at the same time; the other parts run one by one.
+        limit_s: Seconds after which no further piece is started; those under way are finished.
     """
+    end = time.monotonic() + limit_s if limit_s is not None else float("inf")
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         raise ConfigError(f"unknown part {unknown[0]!r}: expected one of {', '.join(PARTS)}")
     for part in parts:
-        goal = getattr(tier, part)
-        found = _latest(_read(path))[part]
-        for record in [record for record in found.values() if record.values["broken"]]:
-            append(_RUNS[part](_piece(part, record)), path)
-        pieces = (piece for piece in _PIECES[part](goal) if tuple(piece.values()) not in found)
-        together = jobs if part == "packets" else 1
-        while True:
-            done = _summary(part, list(_latest(_read(path))[part].values())).done
-            tell(part, min(done, goal), goal)
-            some = list(itertools.islice(pieces, together)) if done < goal else []
-            if not some:
-                break
-            if together == 1:  # in this thread, which Ctrl-C interrupts
-                append(_RUNS[part](some[0]), path)
-                continue
-            with ThreadPoolExecutor(together) as pool:
-                for ended in as_completed([pool.submit(_RUNS[part], piece) for piece in some]):
-                    append(ended.result(), path)
+        pieces = _wanted(part, getattr(tier, part), path, tell, end)
+        _run_pieces(_RUNS[part], pieces, path, jobs if part == "packets" else 1)
     return summarise(_read(path))
+
+
+def _wanted(part: str, goal: int, path: Path, tell: Tell, end: float) -> Iterator[Piece]:
+    """Yield the broken pieces of a part, then missing ones until the Records reach the goal or the time is over."""
+    found = _latest(_read(path))[part]
+    broken = [_piece(part, record) for record in found.values() if record.values["broken"]]
+    missing = (piece for piece in _PIECES[part](goal) if tuple(piece.values()) not in found)
+    pieces = itertools.chain(broken, missing)
+    for number in itertools.count():
+        done = _summary(part, list(_latest(_read(path))[part].values())).done
+        tell(part, min(done, goal), goal)
+        if (done >= goal and number >= len(broken)) or time.monotonic() >= end:
+            return  # before the next piece is asked for: the first of mutated packets builds a core
+        piece = next(pieces, None)
+        if piece is None:
+            return
+        yield piece
+
+
+def _run_pieces(run: Callable[[Piece], Record], pieces: Iterator[Piece], path: Path, jobs: int) -> None:
+    """Run pieces, some at the same time, and append the Record of each as soon as it ends."""
+    if jobs == 1:  # in this thread, which Ctrl-C interrupts
+        for piece in pieces:
+            append(run(piece), path)
+        return
+    running: set[Future[Record]] = set()
+    failure: Exception | None = None
+    with ThreadPoolExecutor(jobs) as pool:
+        while True:
+            for piece in itertools.islice(pieces, jobs - len(running) if failure is None else 0):
+                running.add(pool.submit(run, piece))
+            if not running:
+                break
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for one in ended:
+                try:
+                    append(one.result(), path)
+                except Exception as error:  # the Records of the others are still wanted
+                    failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def _read(path: Path) -> list[Record]:
@@ -220,8 +252,8 @@ def _soak_pieces(goal: int) -> Iterator[Piece]:
 
 
 def _run_soak(piece: Piece) -> Record:
-    found = soak(piece["exchanges"] * ROUND_S, every=SOAK_EVERY, seed=piece["seed"])
-    return Record("faults.soak", asdict(found), seed=piece["seed"])
+    outcome = soak(piece["exchanges"] * ROUND_S, every=SOAK_EVERY, seed=piece["seed"])
+    return Record("faults.soak", asdict(outcome), seed=piece["seed"])
 
 
 def _idle_pieces(goal: int) -> Iterator[Piece]:
@@ -230,65 +262,15 @@ def _idle_pieces(goal: int) -> Iterator[Piece]:
 
 
 def _run_idle(piece: Piece) -> Record:
-    found = run_idle(piece["kind"])
-    return Record("faults.idle", asdict(found) | {"slower": found.slower}, seed=piece["seed"])
-
-
-def _packet_pieces(goal: int) -> Iterator[Piece]:
-    if not goal:
-        return
-    sets = [isa for isa in INSTRUCTION_SETS if _output("-c", "import laconic._core as c; print(c.isa)", isa=isa) == isa]
-    targets = _output(str(_checkout() / "fuzz" / "run.py"), "--list").split()
-    _sanitized("build")
-    for seed in itertools.count():
-        for target in targets:
-            yield {"seed": seed, "target": target, "isa": sets[seed % len(sets)]}
-
-
-def _output(*arguments: str, isa: str = "") -> str:
-    """Return what Python prints with an instruction set of the core."""
-    command = [sys.executable, *(["-S"] if sys.flags.no_site else []), *arguments]
-    environment = os.environ | ({"LACONIC_ISA": isa} if isa else {})
-    return subprocess.run(command, capture_output=True, text=True, env=environment).stdout.strip()
-
-
-def _checkout() -> Path:
-    root = Path(laconic_lab.__file__).resolve().parents[3]
-    if not (root / "tools" / "asan.sh").is_file():
-        raise ConfigError(f"mutated packets need a checkout of the repository: there is no tools/asan.sh in {root}")
-    return root
-
-
-def _sanitized(*arguments: str, isa: str = "baseline") -> str:
-    """Build a core with sanitizers, or run something on the one that was built; return what was printed."""
-    environment = os.environ | {"LACONIC_ISAS": isa, "LACONIC_ASAN_KEEP": "" if arguments == ("build",) else "1"}
-    environment.pop("PYTHONPATH", None)
-    command = ["bash", "tools/asan.sh", *arguments]
-    done = subprocess.run(command, cwd=_checkout(), env=environment, capture_output=True, text=True)
-    if done.returncode and not done.stdout:
-        last = (done.stderr.strip() or "no output").splitlines()[-1]
-        raise LaconicError(f"tools/asan.sh {' '.join(arguments)} ended with {done.returncode}: {last}")
-    return done.stdout
-
-
-def _run_packets(piece: Piece) -> Record:
-    """Run a fuzz target on a core built with sanitizers."""
-    options = ("--json", "--count", str(PACKETS_PER_PIECE), "--seed", str(piece["seed"]))
-    output = _sanitized("fuzz", *options, piece["target"], isa=piece["isa"])
-    answers = [line for line in output.splitlines() if line.startswith("{")]
-    if not answers:
-        raise LaconicError(f"tools/asan.sh fuzz {piece['target']} printed no result but {output[-200:]!r}")
-    values = json.loads(answers[-1])
-    failed = values.pop("exit_code")
-    values["broken"] = f"{values.get('findings', 0)} findings, exit code {failed}" if failed else None
-    return Record("faults.packets", values, seed=values.pop("seed"))
+    outcome = run_idle(piece["kind"])
+    return Record("faults.idle", asdict(outcome) | {"slower": outcome.slower}, seed=piece["seed"])
 
 
 _PIECES: Mapping[str, Callable[[int], Iterator[Piece]]] = {
     "scenarios": _scenario_pieces, "kills": _kill_pieces, "soak": _soak_pieces, "idle": _idle_pieces,
-    "packets": _packet_pieces,
+    "packets": packet_pieces,
 }  # fmt: skip
 _RUNS: Mapping[str, Callable[[Piece], Record]] = {
     "scenarios": _run_scenarios, "kills": _run_kills, "soak": _run_soak, "idle": _run_idle,
-    "packets": _run_packets,
+    "packets": run_packets,
 }  # fmt: skip

@@ -16,6 +16,12 @@ Records = Mapping[str, Sequence[Values]]
 Rows = list[tuple[Cell, ...]]
 
 
+def bars_by_link(ident: str, title: str, about: str, columns: tuple[str, ...], rows: Rows) -> Plot:
+    """Return bars of the third column by the second, for the link that the reader picks; the others are details."""
+    link, series, value, *rest = columns
+    return Plot(ident, title, about, "bars", Data(columns, rows), value, series, pick=link, detail=tuple(rest))
+
+
 def cluster(records: Records) -> Section:
     """Return the rounds over links, and the memory of a server with many clients."""
     section = Section("cluster", "Parameter server", question=Question.SERVER)
@@ -27,11 +33,9 @@ def cluster(records: Records) -> Section:
         if one.get("valid", True)
     ]  # fmt: skip
     if rows:
-        data = Data(("link", "method", "ms a round", "speed-up", "kB a round"), rows)
-        section.plots.append(
-            Plot("cluster-rounds", "Rounds of a parameter server", "Median milliseconds without computation.", "bars",
-                 data, "ms a round", "method", pick="link", detail=("speed-up", "kB a round"))
-        )  # fmt: skip
+        columns = ("link", "method", "ms a round", "speed-up", "kB a round")
+        note = "Median milliseconds without computation."
+        section.plots.append(bars_by_link("cluster-rounds", "Rounds of a parameter server", note, columns, rows))
     for load in records.get("cluster.load", [])[:1]:
         rows = [(second, nbytes / 1e6, files) for second, nbytes, files in load["rss_over_time"]]
         data = Data(("seconds", "MB resident", "descriptors"), rows)

@@ -11,6 +11,7 @@ from laconic.report.plots import Cell, Data, Mark, Plot, Question, Section
 from laconic.report.verdicts import Candidate, Verdict, decide
 from laconic.suitability import Moments, judge
 from laconic.units import parse_rate, show_rate
+from laconic_lab.report.benches import bars_by_link
 
 __all__ = ["ddp", "fsdp", "gpt", "torchft"]
 
@@ -95,11 +96,11 @@ def _name(way: str) -> str:
 def _harm(way: str) -> str | None:
     """Return what a way of the benchmark does to some optimizer; None if it suits all of them, as far as known."""
     spec = f"ef|{way}" if way.startswith(TORCH_POWERSGD) else way.removeprefix(OURS) if way.startswith(OURS) else "none"
-    found = {memory: verdict.effect for memory in get_args(Moments) if (verdict := judge(spec, memory))}
-    if not found:
+    effects = {memory: verdict.effect for memory in get_args(Moments) if (verdict := judge(spec, memory))}
+    if not effects:
         return None
     names = {"none": "SGD", "momentum": "momentum", "adam": "Adam"}
-    return f"with {' or '.join(names[memory] for memory in found)} {next(reversed(found.values()))}"
+    return f"with {' or '.join(names[memory] for memory in effects)} {next(reversed(effects.values()))}"
 
 
 def _step_verdicts(steps: Sequence[Values]) -> list[Verdict]:
@@ -107,7 +108,7 @@ def _step_verdicts(steps: Sequence[Values]) -> list[Verdict]:
     for step in steps:
         if step.get("valid", True):
             groups.setdefault((_setting(step), str(step.get("model")), step.get("ranks", 0)), []).append(step)
-    found = []
+    verdicts = []
     for (link, model, ranks), group in groups.items():
         plain = next((step for step in group if step["way"] == PLAIN_DDP), None)
         if plain is None:
@@ -122,8 +123,8 @@ def _step_verdicts(steps: Sequence[Values]) -> list[Verdict]:
                     Candidate(_name(way), step["step_s"], step["sent_nbytes_per_step"], lost, against is None)
                 )
         base = Candidate("plain DDP", plain["step_s"], plain["sent_nbytes_per_step"], "")
-        found.append(decide(f"DDP step, {model}, {ranks} ranks, {link}", base, others, SUITS))
-    return found
+        verdicts.append(decide(f"DDP step, {model}, {ranks} ranks, {link}", base, others, SUITS))
+    return verdicts
 
 
 def _clearly_faster(step: Values, plain: Values) -> bool:
@@ -137,7 +138,7 @@ def _training_verdicts(trainings: Sequence[Values]) -> list[Verdict]:
     for one in trainings:
         if one.get("valid", True) and "accuracy" in one:
             groups.setdefault(_training_name(one), {}).setdefault(one["way"], []).append(one)
-    found = []
+    verdicts = []
     for name, ways in groups.items():
         plain = ways.pop(PLAIN_DDP, None)
         if plain is None or any("reached_s" not in one for runs in (plain, *ways.values()) for one in runs):
@@ -156,8 +157,8 @@ def _training_verdicts(trainings: Sequence[Values]) -> list[Verdict]:
                 )
         if candidates and candidates[0].name == _name(PLAIN_DDP):
             limit = f"{POINTS:g} points"
-            found.append(decide(f"DDP until plain DDP's accuracy, {name}", candidates[0], candidates[1:], limit))
-    return found
+            verdicts.append(decide(f"DDP until plain DDP's accuracy, {name}", candidates[0], candidates[1:], limit))
+    return verdicts
 
 
 def _training_name(one: Values) -> str:
@@ -225,23 +226,23 @@ def gpt(records: Records) -> Section:
                  "loss", series="method", pick="training", detail=("waiting %",), log="x", marks=goal, better=(-1, -1))
         )  # fmt: skip
     curves: Rows = [
-        (f"{one['ranks']} ranks", titles.get(one["method"], str(one["method"])), step, loss)
-        for one in records.get("bench.gpt.loss", [])
+        (f"{one['ranks']} ranks", titles.get(one["method"]) or _title(one), run, step, loss)
+        for run, one in enumerate(records.get("bench.gpt.loss", []))
         if one["failed"] is None
         for step, loss in one["curve"]
     ]
     if curves:
-        data = Data(("ranks", "method", "step", "loss"), curves)
+        data = Data(("ranks", "method", "run", "step", "loss"), curves)
         section.plots.append(
-            Plot("gpt-loss-steps", "GPT: loss by step", "Nats a byte on held-out text.", "line", data, "step", "loss",
-                 series="method", pick="ranks", marks=goal)
+            Plot("gpt-loss-steps", "GPT: loss by step", "Nats a byte on held-out text; a line for each seed.", "line",
+                 data, "step", "loss", series="method", group="run", pick="ranks", marks=goal)
         )  # fmt: skip
     return section
 
 
 def _title(one: Values) -> str:
-    """Return a title without Markdown's marks of code."""
-    return str(one["title"]).replace("`", "")
+    """Return a title without Markdown's marks of code; the method's name where there is none."""
+    return str(one["title"] if "title" in one else one["method"]).replace("`", "")
 
 
 def _gpt_verdict(name: str, group: Sequence[Values], titles: Mapping[str, str]) -> list[Verdict]:
@@ -275,11 +276,9 @@ def fsdp(records: Records) -> Section:
     ]
     losses = {(one["nodes"], one["shards"], one["way"]): one["loss"] for one in records.get("bench.fsdp.loss", [])}
     if rows:
-        data = Data(("link", "way", "ms a step", "speed-up", "kB from a node"), rows)
-        section.plots.append(
-            Plot("fsdp-steps", "FSDP2: time of a step", "Milliseconds of a step over each link between nodes.", "bars",
-                 data, "ms a step", "way", pick="link", detail=("speed-up", "kB from a node"))
-        )  # fmt: skip
+        columns = ("link", "way", "ms a step", "speed-up", "kB from a node")
+        note = "Milliseconds of a step over each link between nodes."
+        section.plots.append(bars_by_link("fsdp-steps", "FSDP2: time of a step", note, columns, rows))
         section.verdicts = [verdict for name, group in groups.items() for verdict in _fsdp_verdict(name, group, losses)]
     curves: Rows = [
         (f"{one['nodes']} nodes of {one['shards']} ranks", _title(one), step, loss)

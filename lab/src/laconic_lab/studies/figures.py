@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,7 +88,8 @@ def _axes(plot: Plot, panel: Panel) -> Iterator[_Axes]:
         return
     for value in dict.fromkeys(row[plot.pick] for row in rows):
         if str(value).startswith(panel.pick):
-            yield _Axes(plot, f"{plot.title}: {value}", [row for row in rows if row[plot.pick] == value], panel.span)
+            one = replace(plot, marks=tuple(mark for mark in plot.marks if mark.pick in (None, str(value))))
+            yield _Axes(one, f"{plot.title}: {value}", [row for row in rows if row[plot.pick] == value], panel.span)
 
 
 def _draw(plt: Any, groups: Sequence[Sequence[_Axes]]) -> Any:

@@ -94,12 +94,12 @@ def _count(records: Sequence[Record]) -> tuple[str, str]:
 
 def other_records(results: Path, studies: Iterable[str]) -> dict[str, list[Record]]:
     """Return the Records in the folders of ``results`` that belong to no study."""
-    known, found = set(studies), dict[str, list[Record]]()
+    known, by_folder = set(studies), dict[str, list[Record]]()
     for path in sorted(results.glob("*/**/*.jsonl")):
         folder = path.relative_to(results).parts[0]
         if folder not in known:
-            found.setdefault(folder, []).extend(read(path))
-    return found
+            by_folder.setdefault(folder, []).extend(read(path))
+    return by_folder
 
 
 def _lengths(sources: Sequence[Mapping[str, Any]]) -> str:

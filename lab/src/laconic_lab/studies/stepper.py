@@ -51,15 +51,32 @@ class Source:
         return Task(f"{model}/{self.name}", network, train, test, cross_entropy, holdout=holdout, seed=seed)
 
 
-class StepperSetting:
+@dataclass(frozen=True, kw_only=True)
+class SGDTraining:
+    """Hyper-parameters of a training with SGD.
+
+    Args:
+        workers: Number of workers.
+        batch: Examples of a worker in an iteration.
+        holdout: Fraction of the training examples that is held out.
+        lr: Highest learning rate.
+        ramp: Epochs of warm-up.
+        decay: Weight decay for an optimizer with momentum 0.9.
+    """
+
+    workers: int = 2
+    batch: int = 64
+    holdout: float = 0.02
+    lr: float = 0.05
+    ramp: float = 2
+    decay: float = 0.0
+
+
+class StepperSetting(SGDTraining):
     """What a stepper needs to know about a setting: the base of the studies' frozen dataclasses."""
 
     model: str
     data: str
-    batch: int
-    holdout: float
-    lr: float
-    ramp: float
     layers: str | None = None
     rules: tuple[tuple[str, str], ...] = ()
 
@@ -73,7 +90,7 @@ class StepperSetting:
 
     def values(self) -> dict[str, Any]:
         """Return the fields of the setting for Records."""
-        return {option.name: getattr(self, option.name) for option in fields(self)}  # type: ignore[arg-type]
+        return {option.name: getattr(self, option.name) for option in fields(self)}
 
     def key(self, experiment: str, epochs: int, seed: int) -> str:
         """Return the key of a run; it is equal for equal work."""

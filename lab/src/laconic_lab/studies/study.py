@@ -89,12 +89,16 @@ RunsType = TypeVar("RunsType", bound=Runs)
 
 
 def rows_by_part(
-    runs: Iterable[Mapping[str, Any]], row: type[RunsType], names: Sequence[str]
+    runs: Iterable[Mapping[str, Any]], row: type[RunsType], defaults: Mapping[str, Any]
 ) -> dict[str, list[RunsType]]:
-    """Return runs by experiment, in the order of the Records: a row for those that agree in all these values."""
+    """Return runs by experiment, in the order of the Records: a row for those that agree in all these values.
+
+    Args:
+        defaults: The values' names, each with the value that holds for Records older than its field.
+    """
     by_setting: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for run in runs:
-        setting = json.dumps([run.get(name) for name in names])
+        setting = json.dumps([run.get(name, default) for name, default in defaults.items()])
         by_setting.setdefault((run["part"], setting), []).append(run)
     rows: dict[str, list[RunsType]] = {}
     for (part, _), alike in by_setting.items():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -15,11 +16,35 @@ from laconic_lab.bench.corpus import Corpus
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.trainer import Progress
 
-__all__ = ["run_key", "select", "train_each"]
+__all__ = ["TextTraining", "run_key", "select", "train_each"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTraining:
+    """Steps and learning rates of a training.
+
+    Args:
+        steps: Steps of the optimizer.
+        warmup: Steps over which the learning rate grows.
+        lr: Largest learning rate.
+        final: Last learning rate over the largest one; in between half a cosine wave.
+    """
+
+    steps: int = 2000
+    warmup: int = 100
+    lr: float = 1e-3
+    final: float = 0.1
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        progress = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.lr * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 class TextSetting(Protocol):
-    """A frozen dataclass that describes one training."""
+    """A frozen dataclass that describes one training; a ``TextTraining``."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 

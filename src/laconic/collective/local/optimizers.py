@@ -67,13 +67,13 @@ def split_parameters(model: nn.Module, *, head: str | Iterable[str] | None = Non
 
 
 def _given_heads(heads: list[str], named: Named) -> set[int]:
-    found = set()
+    chosen = set()
     for head in heads:
         matching = [id(p) for name, p in named if name == head or name.startswith(f"{head}.")]
         if not matching:
             raise ConfigError(f"head must name a module or parameter of the model, got {head!r}")
-        found |= set(matching)
-    return found
+        chosen |= set(matching)
+    return chosen
 
 
 def muon(

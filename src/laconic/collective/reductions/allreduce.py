@@ -16,7 +16,7 @@ from laconic.codecs.packed_ints import PackedIntStage
 from laconic.collective.buffers import BufferCache
 from laconic.collective.process_groups import backend_of, is_registered, rank_in, size_of
 from laconic.collective.reductions.agreement import begin_agreement
-from laconic.collective.reductions.device_events import DeviceEvents
+from laconic.collective.reductions.device_events import LOOK_EVERY, DeviceEvents
 from laconic.collective.reductions.device_sums import DeviceSums
 from laconic.collective.reductions.pieces import PendingSum, Piece, SumArena, grouped
 from laconic.collective.saved_state import ROUND, SCALES, saved_rounds, saved_scales
@@ -232,6 +232,51 @@ class Reducer:
         if device.type != "cuda" or backend_of(self.group) != "nccl" or self.nonfinite == "raise" or self.carry:
             return False
         return self._device_sums.serves(device)
+
+    def prepare(self, tensors: Sequence[tuple[str, Tensor]]) -> Callable[[], None] | None:
+        """Return what does the same as ``reduce_all`` for tensors that stay where they are, and only launches work.
+
+        None if the host takes part, or if tensors must be converted.
+        """
+        sums = self._device_sums
+        direct = all(
+            x.dtype == torch.float32 and x.is_contiguous() and sums.takes(x.shape) and x.device == tensors[0][1].device
+            for _, x in tensors
+        )
+        if not direct or not self.stays_on(tensors[0][1].device):
+            return None
+        named, shapes, owners = [], [], []
+        for slot, x in tensors:
+            pieces, flat = self.pieces(slot, x.numel()), x.view(-1)
+            named += [(name, flat[begin:end]) for name, begin, end in pieces]
+            shapes += [x.shape] * len(pieces)
+            owners += [slot] * len(pieces)
+        slots, numel = [slot for slot, _ in tensors], sum(x.numel() for _, x in tensors)
+        first = self._next_seeds(slots)
+        launch, number = sums.prepare(named, shapes, [first[slot] for slot in owners]), 0
+
+        def mean() -> None:
+            nonlocal number
+            seeds, stats = self._next_seeds(slots), self.stats
+            self._rounds.update((slot, seed + 1) for slot, seed in seeds.items())
+            stats.rounds += len(slots)
+            stats.values += numel
+            look = number % LOOK_EVERY == 0
+            number += 1
+            if look:
+                self._note_device_events(wait=False)
+            launch([seeds[slot] for slot in owners])
+            if look:
+                self._events.copy_to_host()
+
+        return mean
+
+    def _next_seeds(self, slots: Sequence[str]) -> dict[str, int]:
+        return {slot: self._rounds.get(slot, self._first_round) for slot in slots}
+
+    def forget_places(self) -> None:
+        """Drop what was prepared for tensors where they were."""
+        self._device_sums.forget_places()
 
     def settle(self) -> None:
         """Count what happened on a device so far, which waits for it."""

@@ -8,11 +8,14 @@ from torch import Tensor
 from laconic import counters
 from laconic.errors import FrameError, InputError
 
-__all__ = ["INVALID", "MISMATCH", "NONFINITE", "RESETS", "SATURATED", "DeviceEvents"]
+__all__ = ["INVALID", "LOOK_EVERY", "MISMATCH", "NONFINITE", "RESETS", "SATURATED", "DeviceEvents"]
 
 NONFINITE, INVALID, RESETS, MISMATCH, SATURATED = KINDS = range(5)
 """Slots or shards that were not finite, messages that no encoder writes, residuals that were reset, rounds in which
 ranks did not reduce the same tensors, and values that saturated."""
+
+LOOK_EVERY = 8
+"""Rounds of prepared tensors after which the host looks at the counts: looking costs it a copy, and events are rare."""
 
 
 class DeviceEvents:

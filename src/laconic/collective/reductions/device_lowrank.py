@@ -6,7 +6,7 @@ not finite on some rank keeps its residual and its start, and ends as NaN on all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,26 @@ from laconic.collective.reductions.device_replay import Replay
 from laconic.collective.reductions.device_residuals import DeviceResiduals, Workspace, residuals_of
 from laconic.kernels.interface import NONFINITE as NONFINITE_BITS
 
-__all__ = ["LowRankRound"]
+__all__ = ["LowRankRound", "stretches_of"]
 
 LARGE = 0x71800000
 """Bits of 2^100: a sum with such a residual is the reason why a round fails."""
+
+
+def stretches_of(
+    begin: Callable[[], None], encode: Callable[[], None], decode: Callable[[], None], device: torch.device,
+    alone: bool, *, encode_recorded: bool = True,
+) -> list[Replay]:  # fmt: skip
+    """Return the work before, between and after two all-reduces; as one stretch where there is no other rank."""
+    if not alone:
+        return [Replay(begin, device), Replay(encode, device, recorded=encode_recorded), Replay(decode, device)]
+
+    def whole() -> None:
+        begin()
+        encode()
+        decode()
+
+    return [Replay(whole, device, recorded=encode_recorded)]
 
 
 class LowRankRound:
@@ -31,13 +47,14 @@ class LowRankRound:
 
     Args:
         memory: For the sums with residuals; None without error feedback.
+        alone: Whether there is no other rank.
     """
 
     op = dist.ReduceOp.SUM
 
     def __init__(
         self, contributor: Contributor, named: Sequence[tuple[str, Tensor]], matrices: Sequence[Matrix],
-        rounds: Sequence[int], memory: Tensor | None, counts: Tensor, fill: float, workspace: Workspace,
+        rounds: Sequence[int], memory: Tensor | None, counts: Tensor, fill: float, workspace: Workspace, alone: bool,
     ) -> None:  # fmt: skip
         from laconic.kernels.triton.lowrank_all import Matrices
 
@@ -68,7 +85,11 @@ class LowRankRound:
         self._bits = torch.zeros(len(named), dtype=torch.int32, device=device)
         self._workers = torch.full((1,), float(contributor.summing.workers), device=device)
         self.first, self.second = self._matrices.sketch, self._matrices.factor
-        self.stretches = Replay(self._begin, device), Replay(self._encode, device), Replay(self._decode, device)
+        self.stretches = stretches_of(self._begin, self._encode, self._decode, device, alone)
+
+    @property
+    def slots(self) -> int:
+        return len(self._slots)
 
     @property
     def current(self) -> bool:

@@ -85,6 +85,9 @@ class Plan:
         self.sent_nbytes = [0 if owner == rank else layout.nbytes for owner, layout in enumerate(layouts)]
         self.received_nbytes = [0 if peer == rank else layouts[rank].nbytes for peer in range(ranks)]
         self.mean_nbytes = max(layout.nbytes for layout in layouts)
+        means_nbytes = self.mean_nbytes * len(self.peers)
+        self.bytes_sent = sum(self.sent_nbytes) + means_nbytes
+        self.bytes_received = sum(self.received_nbytes) + means_nbytes
 
         def buffer(nbytes: int) -> Tensor:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)

@@ -74,6 +74,8 @@ class _Sender:
         Args:
             rounds: The round of each slot.
         """
+        if not self._coding.randomized and self._residuals is None:
+            return
         wanted = [rounds[slot] for slot in self._slots]
         if self._coding.randomized:
             self._rounds.begin(wanted)
@@ -126,6 +128,11 @@ class _Round:
             stretches = [self._exchange_alone]
         self.stretches = [Replay(stretch, device) for stretch in stretches]
 
+    @property
+    def current(self) -> bool:
+        """Whether the channels still keep the same residuals."""
+        return all(sender.current for sender in self.senders)
+
     def _send(self) -> None:
         if self._outgoing is not None:
             self._outgoing.encode()
@@ -177,20 +184,41 @@ class DeviceRounds:
 
     def reduce(self, flats: Sequence[tuple[str, Tensor]], rounds: Mapping[str, int]) -> None:
         """Replace tensors by their means. It only launches work: later uses on the same stream see the means."""
-        numbers = [rounds[slot] for slot, _ in flats]
-        for exchange in self._rounds_for(flats):
+        self._launch(self._rounds_for(flats), [rounds[slot] for slot, _ in flats])
+        self.events.copy_to_host()
+
+    def prepare(self, flats: Sequence[tuple[str, Tensor]]) -> Callable[[Sequence[int]], None]:
+        """Return a function that replaces tensors, which stay where they are, by their means; it takes their rounds."""
+        prepared = self._rounds_for(flats)
+
+        def launch(numbers: Sequence[int]) -> None:
+            nonlocal prepared
+            for exchange in prepared:
+                if not exchange.current:
+                    prepared = self._rounds_for(flats)
+                    break
+            self._launch(prepared, numbers)
+
+        return launch
+
+    def forget_places(self) -> None:
+        """Drop what was prepared for tensors where they were."""
+        self._rounds.clear()
+        self._plans.clear()
+
+    def _launch(self, exchanges: Sequence[_Round], numbers: Sequence[int]) -> None:
+        for exchange in exchanges:
             for sender in exchange.senders:
                 sender.begin_round(numbers)
             self._run(exchange)
-        self.events.copy_to_host()
 
     def _run(self, exchange: _Round) -> None:
         plan, (first, *others) = exchange.plan, exchange.stretches
         first()
         if not others:
             return
-        self.stats.bytes_sent += sum(plan.sent_nbytes) + plan.mean_nbytes * len(plan.peers)
-        self.stats.bytes_received += sum(plan.received_nbytes) + plan.mean_nbytes * len(plan.peers)
+        self.stats.bytes_sent += plan.bytes_sent
+        self.stats.bytes_received += plan.bytes_received
         dist.all_to_all_single(plan.received, plan.sent, plan.received_nbytes, plan.sent_nbytes, group=self._group)
         others[0]()
         getattr(dist, ALL_GATHER)(plan.means, plan.mean, group=self._group)
@@ -199,7 +227,7 @@ class DeviceRounds:
     def _rounds_for(self, flats: Sequence[tuple[str, Tensor]]) -> list[_Round]:
         """Return the rounds of tensors, made anew if they or their residuals are elsewhere than before."""
         found, sizes = self._rounds.get(flats), tuple((slot, flat.numel()) for slot, flat in flats)
-        if found is None or found[0] != sizes or not all(s.current for each in found[1] for s in each.senders):
+        if found is None or found[0] != sizes or not all(each.current for each in found[1]):
             values, counts = [flat for _, flat in flats], self.events.on(flats[0][1].device)
             found = (
                 sizes,

@@ -7,7 +7,7 @@ device: a slot that is not finite on some rank has zeros for integers, keeps its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -18,10 +18,11 @@ from torch import Tensor
 from laconic import kernels
 from laconic.aggregate.homomorphic.contributor import Contributor
 from laconic.aggregate.homomorphic.families import LowRank, PackedInts
+from laconic.collective.process_groups import is_registered, size_of
 from laconic.collective.reductions.agreement import MAX_DIGEST, digest_of
 from laconic.collective.reductions.device_events import INVALID, MISMATCH, NONFINITE, RESETS, DeviceEvents
-from laconic.collective.reductions.device_lowrank import LowRankRound
-from laconic.collective.reductions.device_replay import Recent, Replay
+from laconic.collective.reductions.device_lowrank import LowRankRound, stretches_of
+from laconic.collective.reductions.device_replay import Recent
 from laconic.collective.reductions.device_residuals import DeviceResiduals, Workspace, residuals_of
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
@@ -44,7 +45,7 @@ class PackedIntRound:
 
     def __init__(
         self, contributor: Contributor, named: Sequence[tuple[str, Tensor]], values: Tensor, counts: Tensor,
-        fill: float, workspace: Workspace,
+        fill: float, workspace: Workspace, alone: bool,
     ) -> None:  # fmt: skip
         family, summing, device = contributor.summing.family, contributor.summing, values.device
         assert isinstance(family, PackedInts)
@@ -68,11 +69,14 @@ class PackedIntRound:
         self.first = torch.empty(blocks[-1] + 2, device=device)
         self._integers = torch.empty(0)
         self._own = self._clips = self._flags = self._own_flags = torch.empty(0)
-        self.stretches = (
-            Replay(self._begin, device),
-            Replay(self._encode, device, recorded=not self._stage.stochastic),  # whose seed is an argument
-            Replay(self._decode, device),
+        # Stochastic rounding has a seed for an argument.
+        self.stretches = stretches_of(
+            self._begin, self._encode, self._decode, device, alone, encode_recorded=not self._stage.stochastic
         )
+
+    @property
+    def slots(self) -> int:
+        return len(self._slots)
 
     @property
     def second(self) -> Tensor:
@@ -151,6 +155,7 @@ class DeviceSums:
     ) -> None:  # fmt: skip
         self._contributor, self._group, self.stats, self._events = contributor, group, stats, events
         self._fill = fill
+        self._alone = is_registered(group) and size_of(group) == 1
         self._rounds: Recent[tuple[list[torch.Size], PackedIntRound | LowRankRound]] = Recent()
         self._values, self._workspace = Workspace(), Workspace()
 
@@ -173,16 +178,38 @@ class DeviceSums:
             shapes: The shape of each slot.
             rounds: The round of each slot.
         """
-        exchange = self._round_for(named, shapes, rounds)
-        begin, encode, decode = exchange.stretches
-        exchange.begin_round(rounds)
-        begin()
-        all_reduce(exchange.first, self._group, self.stats, exchange.op).wait()
-        encode()
-        all_reduce(exchange.second, self._group, self.stats).wait()
-        decode()
-        self._contributor.stats.rounds += len(named)
+        self._launch(self._round_for(named, shapes, rounds), rounds)
         self._events.copy_to_host()
+
+    def prepare(
+        self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], rounds: Sequence[int]
+    ) -> Callable[[Sequence[int]], None]:
+        """Return a function that replaces tensors, which stay where they are, by their means; it takes their rounds."""
+        prepared = self._round_for(named, shapes, rounds)
+
+        def launch(rounds: Sequence[int]) -> None:
+            nonlocal prepared
+            if not prepared.current:
+                prepared = self._round_for(named, shapes, rounds)
+            self._launch(prepared, rounds)
+
+        return launch
+
+    def forget_places(self) -> None:
+        """Drop what was prepared for tensors where they were."""
+        self._rounds.clear()
+
+    def _launch(self, exchange: PackedIntRound | LowRankRound, rounds: Sequence[int]) -> None:
+        first, *others = exchange.stretches
+        exchange.begin_round(rounds)
+        first()
+        if others:
+            encode, decode = others
+            all_reduce(exchange.first, self._group, self.stats, exchange.op).wait()
+            encode()
+            all_reduce(exchange.second, self._group, self.stats).wait()
+            decode()
+        self._contributor.stats.rounds += exchange.slots
 
     def _round_for(
         self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], rounds: Sequence[int]
@@ -197,11 +224,16 @@ class DeviceSums:
                 memory = self._memory_for(named, 1) if contributor.feedback else None
                 found = (
                     [*shapes],
-                    LowRankRound(contributor, named, matrices, rounds, memory, counts, self._fill, self._workspace),
+                    LowRankRound(
+                        contributor, named, matrices, rounds, memory, counts, self._fill, self._workspace, self._alone
+                    ),
                 )
             else:
                 memory = self._memory_for(named, SUM_BLOCK)
-                found = [*shapes], PackedIntRound(contributor, named, memory, counts, self._fill, self._workspace)
+                found = (
+                    [*shapes],
+                    PackedIntRound(contributor, named, memory, counts, self._fill, self._workspace, self._alone),
+                )
             self._rounds.put(named, found)
         return found[1]
 

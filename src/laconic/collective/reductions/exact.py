@@ -10,14 +10,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from laconic import kernels
 from laconic.collective.buffers import BufferCache
-from laconic.collective.process_groups import size_of
+from laconic.collective.process_groups import is_registered, size_of
 from laconic.collective.reductions.device_replay import Replay
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.residuals import KeepsResiduals
 
 __all__ = ["Exact", "begin_mean"]
+
+
+def _nothing() -> None:
+    pass
+
 
 MAX_JOINED = 256
 """Sets of tensors on a GPU whose CUDA graphs are kept."""
@@ -34,18 +40,27 @@ class _Joined:
 
     def __init__(self, tensors: Sequence[Tensor], flat: Tensor, size: int) -> None:
         self.flat, self.numel = flat, flat.numel()
-        flattened = [x.reshape(-1) for x in tensors] if all(x.is_contiguous() for x in tensors) else None
-        parts = [
-            part.view(x.shape) for x, part in zip(tensors, torch.split(flat, [x.numel() for x in tensors]), strict=True)
-        ]
+        parts = torch.split(flat, [x.numel() for x in tensors])
+        contiguous = all(x.is_contiguous() for x in tensors)
+        flattened = [x.view(-1) for x in tensors] if contiguous else None
+        shaped = [part.view(x.shape) for x, part in zip(tensors, parts, strict=True)]
+        backend = kernels.multi_tensor_backend_for(flat) if flat.is_cuda else None
+        if backend is None or flattened is None or flat.dtype != torch.float32:
+            gather: Callable[[], object] = lambda: torch.cat(flattened or [x.reshape(-1) for x in tensors], out=flat)  # noqa: E731
+            scatter: Callable[[], object] = lambda: torch._foreach_copy_(list(tensors), shaped)  # noqa: E731
+        else:  # one launch for any number of tensors: launches are what small tensors cost on a GPU
+            copy_all, never = backend.copy_all, torch.zeros(len(tensors), dtype=torch.int32, device=flat.device)
+            gather = lambda: copy_all(flattened, parts, never)  # noqa: E731
+            scatter = lambda: copy_all(parts, flattened, never)  # noqa: E731
 
-        def gather() -> None:
-            torch.cat(flattened or [x.reshape(-1) for x in tensors], out=flat)
+        def begin() -> None:
+            gather()
             flat.mul_(1.0 / size)  # before it is added, as in DDP: the same bits
 
-        # A few launches for any number of tensors: launches are what small tensors cost on a GPU.
-        self.gather = Replay(gather, flat.device)
-        self.scatter = Replay(lambda: torch._foreach_copy_(list(tensors), parts), flat.device)
+        def finish() -> None:
+            scatter()
+
+        self.gather, self.scatter = Replay(begin, flat.device), Replay(finish, flat.device)
 
 
 class Exact:
@@ -60,23 +75,45 @@ class Exact:
     def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         self.begin(tensors)()
 
+    @property
+    def _alone(self) -> bool:
+        """Whether there is no other rank: means are then what this rank has."""
+        return is_registered(self.group) and size_of(self.group) == 1
+
     def begin(self, tensors: Sequence[tuple[str, Tensor]], turn: int = 0) -> Callable[[], None]:
         """Start the all-reduces; the returned function waits for them. One round at a time for each turn."""
+        return self._begin(sum(x.numel() for _, x in tensors), [] if self._alone else self._join_all(tensors, turn))
+
+    def prepare(self, tensors: Sequence[tuple[str, Tensor]]) -> Callable[[], Callable[[], None]]:
+        """Return a function that does what ``begin`` does with tensors on a GPU that stay where they are."""
+        numel, joined = sum(x.numel() for _, x in tensors), [] if self._alone else self._join_all(tensors, 0)
+        return lambda: self._begin(numel, joined)
+
+    def _begin(self, numel: int, joined: Sequence[_Joined]) -> Callable[[], None]:
         self.stats.rounds += 1
+        self.stats.values += numel
+        if not joined:
+            return _nothing
         pending = []
-        for dtype in dict.fromkeys(x.dtype for _, x in tensors):
-            joined = self._join([x for _, x in tensors if x.dtype == dtype], turn)
-            self.stats.values += joined.numel
-            joined.gather()
-            pending.append((joined, all_reduce(joined.flat, self.group, self.stats)))
+        for each in joined:
+            each.gather()
+            pending.append((each, all_reduce(each.flat, self.group, self.stats)))
 
         def finish() -> None:
-            for joined, work in pending:
+            for each, work in pending:
                 with self.stats.during("wire_s"):
                     work.wait()
-                joined.scatter()
+                each.scatter()
 
         return finish
+
+    def _join_all(self, tensors: Sequence[tuple[str, Tensor]], turn: int) -> list[_Joined]:
+        dtypes = dict.fromkeys(x.dtype for _, x in tensors)
+        return [self._join([x for _, x in tensors if x.dtype == dtype], turn) for dtype in dtypes]
+
+    def forget_places(self) -> None:
+        """Drop what was prepared for tensors where they were."""
+        self._joined.clear()
 
     def _join(self, tensors: Sequence[Tensor], turn: int) -> _Joined:
         first, numel = tensors[0], sum(x.numel() for x in tensors)

@@ -8,7 +8,7 @@ for any number of ranks, and all ranks decode the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from laconic.codecs import parse
 from laconic.codecs.memory import MomentumCorrection
 from laconic.collective.process_groups import is_registered
 from laconic.collective.reductions.device_codings import coding_of
+from laconic.collective.reductions.device_events import LOOK_EVERY
 from laconic.collective.reductions.device_rounds import DeviceRounds
 from laconic.collective.reductions.ranges import PART, Range, cut_into_parts, join_residuals, split_residual
 from laconic.collective.reductions.shards import GATHER, SCATTER, Part, Plan, Shard, ShardRounds
@@ -100,6 +101,40 @@ class TwoShot(ShardRounds):
             x.copy_(flat.view(x.shape))
         if rounds is not None and self.nonfinite == "raise":
             self.settle()
+
+    def prepare(self, tensors: Sequence[tuple[str, Tensor]]) -> Callable[[], None] | None:
+        """Return what does the same as ``reduce_all`` for tensors that stay where they are, and only launches work.
+
+        None if the host takes part, or if tensors must be converted.
+        """
+        device = tensors[0][1].device
+        rounds = self._rounds_on(device) if self.nonfinite == "spread" else None
+        if rounds is None or not all(x.dtype == torch.float32 and x.is_contiguous() for _, x in tensors):
+            return None
+        slots, numel = [slot for slot, _ in tensors], sum(x.numel() for _, x in tensors)
+        launch, number = rounds.prepare([(slot, x.view(-1)) for slot, x in tensors]), 0
+
+        def mean() -> None:
+            nonlocal number
+            counted, first, stats = self._rounds, self._first_round, self.stats
+            numbers = [counted.get(slot, first) + 1 for slot in slots]
+            counted.update(zip(slots, numbers, strict=True))
+            stats.values += numel
+            stats.rounds += 1
+            look = number % LOOK_EVERY == 0
+            number += 1
+            if look:
+                self._note_device_events(rounds.events.new(wait=False))
+            launch(numbers)
+            if look:
+                rounds.events.copy_to_host()
+
+        return mean
+
+    def forget_places(self) -> None:
+        """Drop what was prepared for tensors where they were."""
+        if self._device_rounds is not None:
+            self._device_rounds.forget_places()
 
     def stays_on(self, device: torch.device) -> bool:
         """Whether tensors on a device are exchanged without the host: ``reduce_all`` then only launches work."""

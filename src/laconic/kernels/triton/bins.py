@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.interface import BinCoding
-from laconic.kernels.triton.buckets import FLOAT32_MAX, launch_decode, launch_encode, magnitude_bits, tile_shape
-from laconic.kernels.triton.tile import (
-    load_symbols,
-    pairwise_sum,
-    store_or_add,
+from laconic.kernels.triton.buckets import (
+    FLOAT32_MAX,
+    bucket_tile,
+    encode_buckets,
+    launch_decode,
+    launch_encode,
+    magnitude_bits,
+    tile_shape,
 )
+from laconic.kernels.triton.tile import load_symbols, pairwise_sum, store_or_add
 
 __all__ = ["BINS_TILE", "bins_constants", "bins_decode", "bins_decode_part", "bins_encode", "bins_encode_part"]
 
@@ -88,11 +94,13 @@ def _store_blocks(symbols, packed, begin, full, BITS: tl.constexpr, BLOCKS: tl.c
 @triton.jit
 def _encode_blocks(
     program, x, means, packed, tail, n, full, count,
-    SLOPE: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr,
-    STAGES: tl.constexpr, EDGE: tl.constexpr,
+    CODING: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
+    slope: tl.constexpr = CODING[0]
+    offset: tl.constexpr = CODING[1]
+    bits: tl.constexpr = CODING[2]
     blocks: tl.constexpr = BUCKETS * BUCKET // 128
-    half: tl.constexpr = 1 << (BITS - 1)
+    half: tl.constexpr = 1 << (bits - 1)
     begin = program * (BUCKETS * BUCKET)
     first = program * BUCKETS
     offsets = tl.arange(0, blocks)[:, None] * 128 + tl.arange(0, 16)[None, :]
@@ -118,7 +126,7 @@ def _encode_blocks(
     mean = _per_block(tl.div_rn(_bucket_sum(values, BUCKETS, BUCKET, STAGES), size), BUCKETS, blocks)
     mean_distance = tl.zeros((blocks, 1), tl.float32)
     factor = tl.zeros((blocks, 1), tl.float32)
-    if BITS > 1:
+    if bits > 1:
         distances = ()
         squares = ()
         for r in tl.static_range(8):
@@ -129,7 +137,7 @@ def _encode_blocks(
             squares = squares + (d * d,)  # type: ignore[assignment]
         bucket_mean, bucket_factor = _mean_and_factor(
             _bucket_sum(distances, BUCKETS, BUCKET, STAGES), _bucket_sum(squares, BUCKETS, BUCKET, STAGES), size,
-            SLOPE, BUCKETS,
+            slope, BUCKETS,
         )  # fmt: skip
         mean_distance = _per_block(bucket_mean, BUCKETS, blocks)
         factor = _per_block(bucket_factor, BUCKETS, blocks)
@@ -137,12 +145,12 @@ def _encode_blocks(
     symbols = ()
     for r in tl.static_range(8):
         positions = begin + offsets + 16 * r
-        symbol = _symbol(values[r] - mean, mean_distance, factor, OFFSET, half)
+        symbol = _symbol(values[r] - mean, mean_distance, factor, offset, half)
         if EDGE:
             tl.store(tail + (positions - full), symbol, mask=(positions >= full) & (positions < n))
             symbol = tl.where(positions < n, symbol, 2 * half)  # no bin's
         symbols = symbols + (symbol,)  # type: ignore[assignment]
-    _store_blocks(symbols, packed, begin, full, BITS, blocks)
+    _store_blocks(symbols, packed, begin, full, bits, blocks)
     pointer = means.to(tl.pointer_type(tl.float32)) + (first + row) * (2 * half)
     for bin_number in range(2 * half):  # unrolled, the kernel would compile for a minute
         inside = ()
@@ -161,51 +169,32 @@ def _encode_blocks(
 @triton.jit
 def bins_encode_part(
     program, x, means, packed, tail, n, full, count,
-    SLOPE: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr,
-    STAGES: tl.constexpr,
+    CODING: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Encode a program's part of a tensor; return its amax_bits."""
+    """Encode a program's part of a tensor by CODING, a slope, an offset and bits; return its amax_bits."""
     if (program + 1) * (BUCKETS * BUCKET) <= full:
         amax_bits = _encode_blocks(
-            program, x, means, packed, tail, n, full, count, SLOPE, OFFSET, BITS, BUCKET, BUCKETS, STAGES, False
+            program, x, means, packed, tail, n, full, count, CODING, BUCKET, BUCKETS, STAGES, False
         )
     else:
         amax_bits = _encode_blocks(
-            program, x, means, packed, tail, n, full, count, SLOPE, OFFSET, BITS, BUCKET, BUCKETS, STAGES, True
+            program, x, means, packed, tail, n, full, count, CODING, BUCKET, BUCKETS, STAGES, True
         )
     return amax_bits
 
 
-@triton.jit
-def _bins_encode(
-    x, means, packed, tail, amax_bits, n, full, count,
-    SLOPE: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    program_amax_bits = bins_encode_part(
-        program, x, means, packed, tail, n, full, count, SLOPE, OFFSET, BITS, BUCKET, BUCKETS, STAGES
-    )
-    tl.store(amax_bits + program, program_amax_bits)
-
-
-def bins_constants(coding: BinCoding) -> tuple[int, dict[str, float]]:
-    """Return the warps of an encoder's program, and the constants of its kernel."""
+def bins_constants(coding: BinCoding) -> dict[str, Any]:
+    """Return the constants of an encoder's kernel."""
     bits, bucket, slope, offset = coding
-    buckets, warps = tile_shape(bucket, BINS_TILE)
-    return warps, {
-        "SLOPE": slope, "OFFSET": offset, "BITS": bits, "BUCKET": bucket, "BUCKETS": buckets,
-        "STAGES": bucket.bit_length() - 8,
-    }  # fmt: skip
+    return {"ENCODE": bins_encode_part, "CODING": (slope, offset, bits), "STAGES": bucket.bit_length() - 8}
 
 
 def bins_encode(x: Tensor, coding: BinCoding, *, means: Tensor, packed: Tensor) -> Tensor:
     """Encode x; return amax_bits by program."""
-    warps, constants = bins_constants(coding)
-    buckets, bucket = int(constants.pop("BUCKETS")), int(constants.pop("BUCKET"))
+    buckets, warps = tile_shape(coding.bucket, BINS_TILE)
     return launch_encode(
-        _bins_encode, x, means, packed, bits=coding.bits, bucket=bucket, floats=1 << coding.bits, buckets=buckets,
-        warps=warps, **constants,
+        encode_buckets, x, means, packed, bits=coding.bits, bucket=coding.bucket, floats=1 << coding.bits,
+        buckets=buckets, warps=warps, **bins_constants(coding),
     )  # fmt: skip
 
 
@@ -229,31 +218,18 @@ def bins_decode_part(
     BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Decode a program's part of a tensor; a mean that is not finite sets the flag and reads as 0."""
-    span: tl.constexpr = BUCKETS * BUCKET
-    begin = program * span
-    offsets = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
+    begin, offsets = bucket_tile(program, BUCKET, BUCKETS)
     bucket = program * BUCKETS + tl.arange(0, BUCKETS)[:, None]
     table = means.to(tl.pointer_type(tl.float32)) + (bucket << BITS)
     present = bucket < count
     all_means = tl.load(table + tl.arange(0, 1 << BITS)[None, :], mask=present, other=0.0)
     invalid = (tl.abs(all_means) <= FLOAT32_MAX) == 0
     tl.store(flag, 1, mask=tl.max(tl.max(invalid.to(tl.int32), 1), 0) > 0)
-    if begin + span <= full:
+    if begin + BUCKETS * BUCKET <= full:
         _bins_tile(table, packed, out, offsets, begin, n, full, present, weight, BITS, ADD, False)
     else:
         _bins_tile(table, packed, out, offsets, begin, n, full, present, weight, BITS, ADD, True)
 
 
-@triton.jit
-def _bins_decode(
-    means, packed, out, flag, n, full, count, weight,
-    BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    bins_decode_part(program, means, packed, out, flag, n, full, count, weight, BITS, BUCKET, BUCKETS, ADD)
-
-
 def bins_decode(means: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> Tensor:
-    return launch_decode(
-        _bins_decode, means, packed, out, weight, bits=bits, bucket=bucket, floats=1 << bits, BITS=bits
-    )
+    return launch_decode(bins_decode_part, bits, means, packed, out, weight, bits=bits, bucket=bucket, floats=1 << bits)

@@ -15,12 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.sections import GROUP, num_buckets, packed_nbytes
+from laconic.kernels.triton.launch_args import TILE, exact_options, word_aligned
 from laconic.kernels.triton.packing import PackedSection
-from laconic.kernels.triton.tile import TILE, exact_options, word_aligned
 
 __all__ = [
-    "FLOAT32_MAX", "ROUND_DOWN", "TINY_NORM", "UPSCALE", "launch_decode", "launch_encode", "load_scales",
-    "magnitude_bits", "quantization_scale", "step_size", "store_scales", "tile_shape",
+    "FLOAT32_MAX", "ROUND_DOWN", "TINY_NORM", "UPSCALE", "bucket_tile", "encode_buckets", "launch_decode",
+    "launch_encode", "load_scales", "magnitude_bits", "quantization_scale", "step_size", "store_scales", "tile_shape",
 ]  # fmt: skip
 
 
@@ -35,9 +35,30 @@ def tile_shape(bucket: int, values: int = TILE) -> tuple[int, int]:
     return max(1, values // bucket), min(32, max(2, 2 * bucket // values))
 
 
+@triton.jit
+def encode_buckets(
+    x, scales, packed, tail, amax_bits, n, full, count,
+    ENCODE: tl.constexpr, CODING: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Encode a tensor by a codec's device function ENCODE and its constants CODING."""
+    program = tl.program_id(0).to(tl.int64)
+    program_amax_bits = ENCODE(program, x, scales, packed, tail, n, full, count, CODING, BUCKET, BUCKETS, STAGES)
+    tl.store(amax_bits + program, program_amax_bits)
+
+
+@triton.jit
+def _decode_buckets(
+    scales, packed, out, flag, n, full, count, weight,
+    DECODE: tl.constexpr, CODING: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    DECODE(
+        tl.program_id(0).to(tl.int64), scales, packed, out, flag, n, full, count, weight, CODING, BUCKET, BUCKETS, ADD
+    )
+
+
 def launch_encode(
     kernel: Any, x: Tensor, scales: Tensor, packed: Tensor, *, bits: int, bucket: int, floats: int, buckets: int,
-    warps: int, **constants: float,
+    warps: int, **constants: Any,
 ) -> Tensor:  # fmt: skip
     """Encode x in buckets with so many floats in ``scales`` each; return amax_bits by program."""
     n, packed_section = x.numel(), PackedSection(packed, x.numel(), bits)
@@ -57,19 +78,32 @@ def launch_encode(
 
 
 def launch_decode(
-    kernel: Any, scales: Tensor, packed: Tensor, out: Tensor, weight: float | None, *, bits: int, bucket: int,
-    floats: int, tile: int = TILE, **constants: int,
+    decode: Any, coding: int, scales: Tensor, packed: Tensor, out: Tensor, weight: float | None, *, bits: int,
+    bucket: int, floats: int, tile: int = TILE,
 ) -> Tensor:  # fmt: skip
-    """Decode buckets with so many floats in ``scales`` each into ``out``, or add them; return the flag."""
+    """Decode buckets with so many floats in ``scales`` each into ``out``, or add them; return the flag.
+
+    Args:
+        decode: The codec's device function for the buckets of a program.
+        coding: Its constant.
+    """
     n, (buckets, warps) = out.numel(), tile_shape(bucket, tile)
     count = num_buckets(n, bucket)
     assert scales.numel() == 4 * floats * count and packed.numel() == packed_nbytes(n, bits)
     flag = torch.zeros(1, dtype=torch.int32, device=out.device)
-    kernel[(num_buckets(count, buckets),)](
+    _decode_buckets[(num_buckets(count, buckets),)](
         word_aligned(scales), word_aligned(packed), out, flag, n, n // GROUP * GROUP, count, weight or 0.0,
-        BUCKET=bucket, BUCKETS=buckets, ADD=weight is not None, **constants, **exact_options(num_warps=warps),
+        DECODE=decode, CODING=coding, BUCKET=bucket, BUCKETS=buckets, ADD=weight is not None,
+        **exact_options(num_warps=warps),
     )  # fmt: skip
     return flag
+
+
+@triton.jit
+def bucket_tile(program, BUCKET: tl.constexpr, BUCKETS: tl.constexpr):
+    """Return where a program's values begin, and their offsets from there, a row per bucket."""
+    begin = program * (BUCKETS * BUCKET)
+    return begin, tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
 
 
 @triton.jit

@@ -10,9 +10,10 @@ from torch import Tensor
 from laconic.kernels.multi_tensor_interface import Addresses, Tensors
 from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton.buckets import magnitude_bits
+from laconic.kernels.triton.launch_args import TILE, exact_options
 from laconic.kernels.triton.launch_cache import launch, launches_for
 from laconic.kernels.triton.tensor_table import TensorTable, load_pointer, program_part, size_unless_skipped
-from laconic.kernels.triton.tile import TILE, exact_options, load_tile, store_or_add
+from laconic.kernels.triton.tile import load_tile, store_or_add
 
 __all__ = ["accumulate_values", "add_momentum", "cast_decode_all", "cast_encode", "cast_encode_all"]
 

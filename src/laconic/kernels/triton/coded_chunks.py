@@ -16,6 +16,7 @@ from laconic.kernels import sections
 from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding, num_buckets, symbol_bits
 from laconic.kernels.triton.huffman_decode import CodedSection, decode_streams
 from laconic.kernels.triton.huffman_encode import build_tables, chunk_offset, count_symbols, write_chunks
+from laconic.kernels.triton.launch_args import TILE, exact_options, packing_period
 from laconic.kernels.triton.rans import (
     DECODE_SHARED_NBYTES,
     LANES,
@@ -32,12 +33,11 @@ from laconic.kernels.triton.rans_tables import (
     read_frequency_tables,
 )
 from laconic.kernels.triton.shared_memory import SharedBuffer
-from laconic.kernels.triton.streams import ChunkLayout, symbols_in_chunk
-from laconic.kernels.triton.tile import TILE, exact_options, packing_period, store_groups, store_or_add
+from laconic.kernels.triton.streams import CHUNK_SYMBOLS, ChunkLayout, symbols_in_chunk
+from laconic.kernels.triton.tile import store_groups, store_or_add
 
 __all__ = ["decode_chunks", "encode_chunks", "round_up_16"]
 
-_CHUNK = tl.constexpr(CHUNK)
 _RAW = tl.constexpr(RAW)
 _RANS = tl.constexpr(RANS)
 COPY_SPAN = 4096
@@ -53,13 +53,13 @@ LOOKUP_SPAN = 1024
 def _pack_raw(symbols, plans, words, n, buffer_words, BITS: tl.constexpr, PERIOD: tl.constexpr, SPAN: tl.constexpr):
     """Pack the symbols of raw chunks into their buffers; after the last full group as one bit stream."""
     begin = tl.program_id(0).to(tl.int64) * SPAN
-    chunk = begin // _CHUNK
+    chunk = begin // CHUNK_SYMBOLS
     if tl.load(plans + 4 * chunk) == _RAW:
         offsets = tl.arange(0, SPAN)
         values = tl.load(symbols + begin + offsets, mask=begin + offsets < n, other=0).to(tl.int32)
         words += chunk * buffer_words
-        symbols += chunk * _CHUNK
-        chunk_begin = begin - chunk * _CHUNK
+        symbols += chunk * CHUNK_SYMBOLS
+        chunk_begin = begin - chunk * CHUNK_SYMBOLS
         chunk_size = symbols_in_chunk(n, chunk)
         full = chunk_size // 256 * 256
         store_groups(values, words, chunk_begin, full, BITS, PERIOD, SPAN)
@@ -192,10 +192,10 @@ def encode_chunks(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> T
 def _decode_raw(section, plans, out, status, n, alphabet, BITS: tl.constexpr, SPAN: tl.constexpr):
     """Decode raw chunks byte by byte, since they begin anywhere. Symbols outside of the alphabet set the status."""
     begin = tl.program_id(0).to(tl.int64) * SPAN
-    chunk = begin // _CHUNK
+    chunk = begin // CHUNK_SYMBOLS
     if tl.load(plans + 8 * chunk) == _RAW:
         chunk_size = symbols_in_chunk(n, chunk)
-        offsets = (begin - chunk * _CHUNK).to(tl.int32) + tl.arange(0, SPAN)
+        offsets = (begin - chunk * CHUNK_SYMBOLS).to(tl.int32) + tl.arange(0, SPAN)
         valid = offsets < chunk_size
         section += tl.load((plans + 8 * chunk + 6).to(tl.pointer_type(tl.int64))) + 1
         full = chunk_size // 256 * 256

@@ -22,8 +22,7 @@ from laconic.kernels.triton import launch_cache
 from laconic.kernels.triton.launch_cache import CompiledLaunches
 
 __all__ = [
-    "BARRIER_WORD", "MAX_NUMEL", "PARTS", "SINGLE_LAUNCH_NUMEL", "STATE_WORDS", "grid_barrier", "launch",
-    "split_into_parts", "sum_before",
+    "MAX_NUMEL", "PARTS", "SINGLE_LAUNCH_NUMEL", "STATE_WORDS", "end_phase", "launch", "split_into_parts", "sum_before",
 ]  # fmt: skip
 
 MAX_NUMEL = (1 << 31) - (1 << 16)
@@ -37,7 +36,7 @@ SINGLE_LAUNCH_NUMEL = 1 << 22
 STATE_WORDS = 16
 """Words of the state that phases share with each other and the host; zero at first."""
 
-BARRIER_WORD = tl.constexpr(STATE_WORDS - 1)
+_BARRIER_WORD = tl.constexpr(STATE_WORDS - 1)
 """Index of the state word that counts arrivals at barriers."""
 
 WARPS = 16
@@ -58,13 +57,20 @@ def sum_before(counts, part, PARTS: tl.constexpr):
 
 
 @triton.jit
-def grid_barrier(arrived, expected):
-    """Wait until ``wanted`` programs have arrived; their earlier writes are visible then. All must be running."""
+def _grid_barrier(arrived, expected):
+    """Wait until ``expected`` programs have arrived; their earlier writes are visible then. All must be running."""
     tl.debug_barrier()
     arrivals = tl.atomic_add(arrived, 1, sem="acq_rel") + 1
     while arrivals < expected:
         arrivals = tl.atomic_add(arrived, 0, sem="acquire")
     tl.debug_barrier()
+
+
+@triton.jit
+def end_phase(state, programs, PHASE: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr):
+    """Wait for all programs after a phase, unless it is the last one of this launch."""
+    if PHASE < LAST:
+        _grid_barrier(state + _BARRIER_WORD, programs * (PHASE - FIRST + 1))
 
 
 @lru_cache(maxsize=16)

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.sections import CHUNK
 from laconic.kernels.triton import shared_memory
 from laconic.kernels.triton.huffman_stream_reader import (
     RING_BLOCKS,
@@ -38,13 +37,12 @@ from laconic.kernels.triton.huffman_table_reader import (
     order_offset,
     read_code_tables,
 )
+from laconic.kernels.triton.launch_args import word_aligned
 from laconic.kernels.triton.shared_memory import SharedBuffer
-from laconic.kernels.triton.streams import LANES, STREAMS, ChunkLayout, chunk_shape
-from laconic.kernels.triton.tile import word_aligned
+from laconic.kernels.triton.streams import CHUNK_SYMBOLS, LANES, STREAMS, ChunkLayout, chunk_shape
 
 __all__ = ["CodedSection", "decode_streams", "open_section"]
 
-_CHUNK = tl.constexpr(CHUNK)
 BUSY_PROGRAMS = 512
 """Programs that fill a device."""
 MAX_PARTS = 32
@@ -108,9 +106,8 @@ def _synchronize_parts(
     """Find, for each lane of a part, where its first symbol begins, where its last one ends, and their number."""
     chunk, part = tl.program_id(0), tl.program_id(1)
     chunk64 = chunk.to(tl.int64)
-    shared = shared_memory.declare_shared(ASM)
-    if ASM == "":
-        memory += (chunk64 * tl.num_programs(1) + part) * (PREFIXES + 4 * RING_BLOCKS * LANES)
+    program = chunk64 * tl.num_programs(1) + part
+    shared, memory = shared_memory.program_shared(memory, program, PREFIXES + 4 * RING_BLOCKS * LANES, ASM)
     streams = tl.where(chunk == tl.num_programs(0) - 1, last_streams, STREAMS)
     records += chunk64 * RECORD
     if tl.load(records + chunk_info_offset(BINS)) == 2:
@@ -169,7 +166,7 @@ def _fill_constant(out, symbol, chunk_size, SYMBOL_BITS: tl.constexpr, ASM: tl.c
     per_round: tl.constexpr = 128 // SYMBOL_BITS
     row = tl.arange(0, LANES)
     word = tl.zeros((LANES,), tl.int32) + symbol * (0x01010101 if SYMBOL_BITS == 8 else 0x00010001)
-    target = out + (tl.program_id(0).to(tl.int64) * (_CHUNK // per_round) + row) * 4
+    target = out + (tl.program_id(0).to(tl.int64) * (CHUNK_SYMBOLS // per_round) + row) * 4
     done = chunk_size * 0
     while done < chunk_size:
         shared_memory.store4_global(target, word, word, word, word, done + row * per_round < chunk_size, ASM)
@@ -186,9 +183,9 @@ def _decode_streams(
     chunk, part = tl.program_id(0), tl.program_id(1)
     chunk64 = chunk.to(tl.int64)
     out = out.to(tl.pointer_type(tl.int32))
-    shared = shared_memory.declare_shared(ASM)
-    if ASM == "":
-        memory += (chunk64 * PARTS + part) * (PREFIXES + 4 * RING_BLOCKS * LANES)
+    shared, memory = shared_memory.program_shared(
+        memory, chunk64 * PARTS + part, PREFIXES + 4 * RING_BLOCKS * LANES, ASM
+    )
     streams, stream_size, chunk_size = chunk_shape(chunk, n, last_streams, last_stream_size)
     records += chunk64 * RECORD
     mode = tl.load(records + chunk_info_offset(BINS))
@@ -228,7 +225,7 @@ def _decode_streams(
         ended = bit * 0 - 1
         end_block = tl.minimum(stream * stream_size + through + per_round - 1, chunk_size + per_round - 1) // per_round
         fetched = fill_ring(section, first_byte, end_byte, memory, ring, bit, ASM)
-        target = out + (chunk64 * (_CHUNK // per_round) + tl.where(block < end_block, block, 0)) * 4
+        target = out + (chunk64 * (CHUNK_SYMBOLS // per_round) + tl.where(block < end_block, block, 0)) * 4
         if tl.max(reach, 0) > 0:
             bit, fetched, ended = decode_slowly(
                 section, first_byte, end_byte, memory, shared, ring, bit, fetched, reach, remaining, ended, limits,

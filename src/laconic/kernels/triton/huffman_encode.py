@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.sections import CHUNK
 from laconic.kernels.triton import shared_memory
 from laconic.kernels.triton.huffman_tables import (
     build_code_tables,
@@ -22,13 +21,12 @@ from laconic.kernels.triton.huffman_tables import (
     starts_offset,
     summary_offset,
 )
+from laconic.kernels.triton.launch_args import word_aligned
 from laconic.kernels.triton.shared_memory import SharedBuffer
-from laconic.kernels.triton.streams import STREAM_LENGTH, STREAMS, ChunkLayout, chunk_shape
-from laconic.kernels.triton.tile import word_aligned
+from laconic.kernels.triton.streams import CHUNK_SYMBOLS, STREAM_LENGTH, STREAMS, ChunkLayout, chunk_shape
 
 __all__ = ["build_tables", "chunk_offset", "count_symbols", "encode_section", "write_chunks"]
 
-_CHUNK = tl.constexpr(CHUNK)
 COUNTERS = 4096
 """Counters per program: each symbol gets as many as fit, so that threads rarely contend."""
 COUNT_SPAN = 2048
@@ -48,13 +46,11 @@ def _count(
     """Count each symbol of a stream."""
     chunk, stream = tl.program_id(0), tl.program_id(1)
     chunk64 = chunk.to(tl.int64)
-    shared = shared_memory.declare_shared(ASM)
-    if ASM == "":
-        memory += (chunk64 * tl.num_programs(1) + stream) * (BINS * COPIES)
+    shared, memory = shared_memory.program_shared(memory, chunk64 * tl.num_programs(1) + stream, BINS * COPIES, ASM)
     streams, stream_size, chunk_size = chunk_shape(chunk, n, last_streams, last_stream_size)
     begin = stream * stream_size
     end = tl.where(stream < streams, tl.minimum(begin + stream_size, chunk_size), begin)
-    symbols += chunk64 * _CHUNK
+    symbols += chunk64 * CHUNK_SYMBOLS
     shared_memory.clear16(memory, shared + 16 * tl.arange(0, BINS * COPIES // 4), ASM)
     tl.debug_barrier()
     offsets = tl.arange(0, SPAN)
@@ -158,9 +154,8 @@ def _write(
     """Write a stream's bits, at most BITS bytes; the program of the first stream also writes what precedes them."""
     chunk, stream = tl.program_id(0), tl.program_id(1)
     chunk64 = chunk.to(tl.int64)
-    shared = shared_memory.declare_shared(ASM)
-    if ASM == "":
-        memory += (chunk64 * tl.num_programs(1) + stream) * ((BITS + 4 * BINS * IN_SHARED) // 4)
+    shared_words: tl.constexpr = (BITS + 4 * BINS * IN_SHARED) // 4
+    shared, memory = shared_memory.program_shared(memory, chunk64 * tl.num_programs(1) + stream, shared_words, ASM)
     streams, stream_size, chunk_size = chunk_shape(chunk, n, last_streams, last_stream_size)
     if stream < streams:
         records += chunk64 * RECORD
@@ -196,7 +191,7 @@ def _write(
             tl.debug_barrier()
             # Sixteen symbols per thread; all threads begin at the same symbol of a word.
             per: tl.constexpr = 32 // SYMBOL_BITS
-            from_symbol = chunk64 * _CHUNK + stream * stream_size
+            from_symbol = chunk64 * CHUNK_SYMBOLS + stream * stream_size
             source = symbols.to(tl.pointer_type(tl.int32)) + from_symbol // per
             words_here = tl.minimum(n // per - from_symbol // per, 1 << 30).to(tl.int32)
             shift = ((from_symbol % per) * SYMBOL_BITS).to(tl.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from laconic.kernels.triton.huffman_tables import FIRST_CLASS, MAX_LENGTH, reverse32
+from laconic.kernels.triton.huffman_tables import FIRST_CLASS, MAX_LENGTH, reverse32, run_length
 from laconic.kernels.triton.streams import STREAMS
 
 __all__ = [
@@ -72,11 +72,7 @@ def _read_classes(section, nbytes, begin, end, lengths, alphabet):
         run = kind == 7
         named = ((bits >> 3) & 15).to(tl.int32)
         ahead = ((bits >> 3) & 0x3FFFFFFF).to(tl.int32)
-        zeros = symbol * 0
-        for k in tl.static_range(1, 13):
-            zeros += ((ahead & ((1 << k) - 1)) == 0).to(tl.int32)
-        one = (symbol * 0 + 1) << tl.minimum(zeros, 11)
-        skipped = one + ((ahead >> (zeros + 1)) & (one - 1))
+        zeros, skipped = run_length(ahead, symbol)
         length_class = tl.where(
             same, previous_class, tl.where(step, previous_class + tl.where(kind == 5, 1, -1), named)
         )

@@ -13,7 +13,7 @@ from laconic.kernels.triton.streams import LANES, STREAMS
 
 __all__ = [
     "FIRST_CLASS", "MAX_LENGTH", "build_code_tables", "coded_table_offset", "codes_offset", "encode_record_words",
-    "reverse32", "starts_offset", "summary_offset",
+    "reverse32", "run_length", "starts_offset", "summary_offset",
 ]  # fmt: skip
 
 FIRST_CLASS = tl.constexpr(8)
@@ -31,6 +31,19 @@ def reverse32(x):
     x = ((x >> 4) & 0x0F0F0F0F) | ((x & 0x0F0F0F0F) << 4)
     x = ((x >> 8) & 0x00FF00FF) | ((x & 0x00FF00FF) << 8)
     return (x >> 16) | (x << 16)
+
+
+@triton.jit
+def run_length(bits, like):
+    """Read the Elias gamma code of a run of unused symbols; return its leading zeros, at most 12, and its value.
+
+    ``like`` is an int32 of the shape and type of the results.
+    """
+    zeros = like * 0
+    for k in tl.static_range(1, 13):
+        zeros += ((bits & ((1 << k) - 1)) == 0).to(tl.int32)
+    one = (like * 0 + 1) << tl.minimum(zeros, 11)
+    return zeros, one + ((bits >> (zeros + 1)) & (one - 1))
 
 
 @triton.jit

@@ -13,21 +13,12 @@ from laconic.kernels import random
 from laconic.kernels.interface import Grid, LinearGrid, UniformGrid
 from laconic.kernels.sections import GROUP, num_buckets, packed_nbytes, symbol_bits, symbol_dtype
 from laconic.kernels.triton import grid_sync, launch_cache
-from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier
+from laconic.kernels.triton.counter_hash import hash32
+from laconic.kernels.triton.grid_sync import PARTS, end_phase
+from laconic.kernels.triton.launch_args import TILE, exact_options, packing_period, split64, word_aligned
 from laconic.kernels.triton.launch_cache import launches_for
 from laconic.kernels.triton.packing import BYTES, PackedSection, pack_tail
-from laconic.kernels.triton.tile import (
-    TILE,
-    exact_options,
-    hash32,
-    load_symbols,
-    load_tile,
-    packing_period,
-    split64,
-    store_or_add,
-    store_symbols,
-    word_aligned,
-)
+from laconic.kernels.triton.tile import load_symbols, load_tile, store_or_add, store_symbols
 
 __all__ = [
     "grid_symbols", "histogram", "pack_bins", "range_histogram", "sample", "table_decode", "uniform_decode",
@@ -182,8 +173,7 @@ def _uniform_encode(
             while part * BYTES * 8 < (n - full) * BITS:
                 pack_tail(tail, packed + full // 8 * BITS, n - full, part, BITS, BYTES)
                 part += programs
-        if phase < LAST:
-            grid_barrier(state + BARRIER_WORD, programs * (phase - FIRST + 1))
+        end_phase(state, programs, phase, FIRST, LAST)
 
 
 @triton.jit
@@ -220,8 +210,7 @@ def _range_histogram(
                 bins = tl.arange(0, BINS)
                 tl.atomic_add(state + 16 + bins, bin_counts, mask=(bin_counts > 0) & (bins < levels), sem="relaxed")
                 part += programs
-        if phase < LAST:
-            grid_barrier(state + BARRIER_WORD, programs * (phase - FIRST + 1))
+        end_phase(state, programs, phase, FIRST, LAST)
 
 
 def range_histogram(x: Tensor, bins: int, zero: bool, count: int, seed: int) -> Tensor:

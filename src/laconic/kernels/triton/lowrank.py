@@ -8,12 +8,29 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.sections import num_buckets
-from laconic.kernels.triton.tile import exact_options
+from laconic.kernels.triton.launch_args import exact_options
 
-__all__ = ["project_columns", "project_rows"]
+__all__ = ["add_columns", "fold_columns", "project_columns", "project_rows"]
 
 ROWS, COLUMNS = 16, 128
 """Rows and columns per program."""
+
+
+@triton.jit
+def add_columns(sums, x, q, row, k, column, rows, columns, rank):
+    """Add the products of eight columns of rows of x and of q to the partial sum of each column modulo 8."""
+    valid = column < columns
+    left = tl.load(x + row[:, None] * columns + column[None, :], mask=(row[:, None] < rows) & valid[None, :], other=0.0)
+    right = tl.load(q + k[:, None] * columns + column[None, :], mask=(k[:, None] < rank) & valid[None, :], other=0.0)
+    return sums + left[:, None, :] * right[None, :, :]
+
+
+@triton.jit
+def fold_columns(sums, ROWS: tl.constexpr, RANKS: tl.constexpr):
+    """Add the eight partial sums in halves."""
+    for fold in tl.static_range(3):
+        sums = tl.sum(tl.reshape(sums, (ROWS, RANKS, 2, 4 >> fold)), 2)
+    return tl.reshape(sums, (ROWS, RANKS))
 
 
 @triton.jit
@@ -25,16 +42,9 @@ def _project_rows(x, q, out, rows, columns, rank, ROWS: tl.constexpr, RANKS: tl.
     sums = tl.zeros((ROWS, RANKS, 8), tl.float32)
     first = columns * 0
     while first < columns:
-        valid = (first + column) < columns
-        left = tl.load(x + row[:, None] * columns + (first + column)[None, :],
-                       mask=(row[:, None] < rows) & valid[None, :], other=0.0)  # fmt: skip
-        right = tl.load(q + k[:, None] * columns + (first + column)[None, :],
-                        mask=(k[:, None] < rank) & valid[None, :], other=0.0)  # fmt: skip
-        sums += left[:, None, :] * right[None, :, :]
+        sums = add_columns(sums, x, q, row, k, first + column, rows, columns, rank)
         first += 8
-    for fold in tl.static_range(3):
-        sums = tl.sum(tl.reshape(sums, (ROWS, RANKS, 2, 4 >> fold)), 2)
-    tl.store(out + row[:, None] * rank + k[None, :], tl.reshape(sums, (ROWS, RANKS)),
+    tl.store(out + row[:, None] * rank + k[None, :], fold_columns(sums, ROWS, RANKS),
              mask=(row[:, None] < rows) & (k[None, :] < rank))  # fmt: skip
 
 

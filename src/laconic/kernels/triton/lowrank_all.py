@@ -17,8 +17,9 @@ from torch import Tensor
 
 from laconic.kernels.interface import FLOAT32_MAX, NONFINITE
 from laconic.kernels.multi_tensor_interface import Tensors
+from laconic.kernels.triton.launch_args import exact_options
+from laconic.kernels.triton.lowrank import add_columns, fold_columns
 from laconic.kernels.triton.tensor_table import part_table
-from laconic.kernels.triton.tile import exact_options
 
 __all__ = ["Matrices"]
 
@@ -33,11 +34,17 @@ _FLOAT32_MAX = tl.constexpr(FLOAT32_MAX)
 
 
 @triton.jit
-def _sketch(table, parts, addresses, bits, start, sketch, RANKS: tl.constexpr):
-    """X Q: eight partial sums by column modulo 8, then folded in halves."""
+def _program_matrix(table, parts):
+    """Return a program's number, its matrix and the matrix's row of the table."""
     number = tl.program_id(0)
     matrix = tl.load(parts + 2 * number)
-    fields = table + matrix * FIELDS
+    return number, matrix, table + matrix * FIELDS
+
+
+@triton.jit
+def _sketch(table, parts, addresses, bits, start, sketch, RANKS: tl.constexpr):
+    """X Q: eight partial sums by column modulo 8, then folded in halves."""
+    number, matrix, fields = _program_matrix(table, parts)
     rows, columns, rank = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2)
     x = tl.load(addresses + matrix).to(tl.pointer_type(tl.float32))
     q = start + tl.load(fields + 4)
@@ -48,18 +55,11 @@ def _sketch(table, parts, addresses, bits, start, sketch, RANKS: tl.constexpr):
     first = columns * 0
     while first < columns:
         for _ in tl.static_range(4):
-            valid = (first + column) < columns
-            left = tl.load(x + row[:, None] * columns + (first + column)[None, :],
-                           mask=(row[:, None] < rows) & valid[None, :], other=0.0)  # fmt: skip
-            right = tl.load(q + k[:, None] * columns + (first + column)[None, :],
-                            mask=(k[:, None] < rank) & valid[None, :], other=0.0)  # fmt: skip
-            sums += left[:, None, :] * right[None, :, :]
+            sums = add_columns(sums, x, q, row, k, first + column, rows, columns, rank)
             first += 8
-    for fold in tl.static_range(3):
-        sums = tl.sum(tl.reshape(sums, (ROWS, RANKS, 2, 4 >> fold)), 2)
-    found = tl.reshape(sums, (ROWS, RANKS))
-    usable = (tl.abs(found) < _FLOAT32_MAX) & (tl.load(bits + matrix) < _NONFINITE)
-    tl.store(sketch + tl.load(fields + 3) + row[:, None] * rank + k[None, :], tl.where(usable, found, _FLOAT32_MAX),
+    product = fold_columns(sums, ROWS, RANKS)
+    usable = (tl.abs(product) < _FLOAT32_MAX) & (tl.load(bits + matrix) < _NONFINITE)
+    tl.store(sketch + tl.load(fields + 3) + row[:, None] * rank + k[None, :], tl.where(usable, product, _FLOAT32_MAX),
              mask=(row[:, None] < rows) & (k[None, :] < rank))  # fmt: skip
 
 
@@ -156,9 +156,7 @@ def _orthonormal(table, agreed, doubles, basis, flags, nonfinite):
 @triton.jit
 def _factor(table, parts, addresses, basis, flags, factor, RANKS: tl.constexpr):
     """P transposed times X: row after row."""
-    number = tl.program_id(0)
-    matrix = tl.load(parts + 2 * number)
-    fields = table + matrix * FIELDS
+    number, matrix, fields = _program_matrix(table, parts)
     rows, columns, rank = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2)
     column = tl.load(parts + 2 * number + 1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, RANKS)
@@ -187,9 +185,7 @@ def _factor(table, parts, addresses, basis, flags, factor, RANKS: tl.constexpr):
 @triton.jit
 def _product(table, parts, addresses, added, basis, factor, flags, flag, SUBTRACT: tl.constexpr):
     """Store P Q, or another tensor minus P Q, in each tensor that is not skipped."""
-    number = tl.program_id(0)
-    matrix = tl.load(parts + 2 * number)
-    fields = table + matrix * FIELDS
+    number, matrix, fields = _program_matrix(table, parts)
     columns, rank = tl.load(fields + 1), tl.load(fields + 2)
     n = tl.load(fields) * columns
     if tl.load(flags + matrix) < _NONFINITE:

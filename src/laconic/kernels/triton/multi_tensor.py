@@ -18,8 +18,10 @@ from laconic.kernels import random
 from laconic.kernels.interface import NONFINITE, BinCoding, PackedIntSum, QsgdCoding
 from laconic.kernels.multi_tensor_interface import Addresses, Tensors
 from laconic.kernels.sections import GROUP, SUM_BLOCK
-from laconic.kernels.triton.bins import bins_constants, bins_decode_part, bins_encode_part
+from laconic.kernels.triton.bins import BINS_TILE, bins_constants, bins_decode_part
 from laconic.kernels.triton.buckets import magnitude_bits, tile_shape
+from laconic.kernels.triton.counter_hash import rotation_signs
+from laconic.kernels.triton.launch_args import TILE, exact_options, packing_period, split64
 from laconic.kernels.triton.packed_ints import ROTATION_SCALE, WARPS, hadamard, load_clips, packed_int_tile
 from laconic.kernels.triton.packing import BYTES, pack_tail
 from laconic.kernels.triton.qsgd import FEEDBACK_TILE, QSGD_TILE, decode_part, encode_part
@@ -33,7 +35,7 @@ from laconic.kernels.triton.tensor_table import (
     program_part,
     size_unless_skipped,
 )
-from laconic.kernels.triton.tile import TILE, exact_options, load_tile, packing_period, rotation_signs, split64
+from laconic.kernels.triton.tile import load_tile
 
 __all__ = [
     "add_all", "amax_bits_all", "bins_decode_all", "bins_encode_all", "copy_all", "fill_all", "gather_blocks",
@@ -45,18 +47,29 @@ _GROUP = tl.constexpr(GROUP)
 _NONFINITE = tl.constexpr(NONFINITE)
 
 
+@triton.jit
+def _decode_buckets(
+    table, parts, flag, skip, weight,
+    DECODE: tl.constexpr, CODING: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr,
+    SKIP: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    slot, row, program = program_part(table, parts)
+    scales, packed, out, n, full, count = inputs(row, slot, skip, BUCKET, SKIP, ALIGNED)
+    DECODE(program, scales, packed, out, flag, n, full, count, weight, CODING, BUCKET, BUCKETS, ADD)
+
+
 def _launch_decode(
-    kernel: Any, outs: Tensors, scales: Addresses, packed: Addresses, weight: float | None, skip: Tensor | None, *,
-    bucket: int, tile: int, **constants: int,
+    decode: Any, coding: int, outs: Tensors, scales: Addresses, packed: Addresses, weight: float | None,
+    skip: Tensor | None, *, bucket: int, tile: int = TILE,
 ) -> Tensor:  # fmt: skip
-    """Launch a decoder over tensors and sections at addresses, multiples of 16; return its flag."""
+    """Launch a codec's decoder over tensors and sections at addresses, multiples of 16; return its flag."""
     buckets, warps = tile_shape(bucket, tile)
     table_args = TensorTable.of(outs, buckets * bucket, scale_addresses=scales, packed=packed)
     flag = torch.zeros(1, dtype=torch.int32, device=outs[0].device)
-    kernel[table_args.grid](
-        table_args.table, table_args.parts, flag, flag if skip is None else skip, weight or 0.0, BUCKET=bucket,
-        BUCKETS=buckets, ADD=weight is not None, SKIP=skip is not None, ALIGNED=table_args.aligned, **constants,
-        **exact_options(num_warps=warps),
+    _decode_buckets[table_args.grid](
+        table_args.table, table_args.parts, flag, flag if skip is None else skip, weight or 0.0, DECODE=decode,
+        CODING=coding, BUCKET=bucket, BUCKETS=buckets, ADD=weight is not None, SKIP=skip is not None,
+        ALIGNED=table_args.aligned, **exact_options(num_warps=warps),
     )  # fmt: skip
     return flag
 
@@ -197,7 +210,7 @@ def _pack_tails(table, skip, BITS: tl.constexpr, BYTES: tl.constexpr, SKIP: tl.c
 
 def _launch_encode(
     kernel: Any, tensors: Tensors, table_args: TensorTable, skip: Tensor | None, bits: int, warps: int, *keys: Tensor,
-    **constants: float,
+    **constants: Any,
 ) -> Tensor:  # fmt: skip
     """Launch an encoder over tensors, and pack the values after the last full group of each; return amax_bits."""
     amax_bits = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
@@ -231,38 +244,27 @@ def qsgd_encode_all(
     )  # fmt: skip
 
 
-@triton.jit
-def _decode(
-    table, parts, flag, skip, weight,
-    BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr, SKIP: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):  # fmt: skip
-    slot, row, program = program_part(table, parts)
-    norms, packed, out, n, full, count = inputs(row, slot, skip, BUCKET, SKIP, ALIGNED)
-    decode_part(program, norms, packed, out, flag, n, full, count, weight, BITS, BUCKET, BUCKETS, ADD)
-
-
 def qsgd_decode_all(
     norms: Addresses, packed: Addresses, *, bits: int, bucket: int, outs: Tensors, weight: float | None,
     skip: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Decode into each tensor from sections at addresses, multiples of 16; return the flag."""
-    return _launch_decode(_decode, outs, norms, packed, weight, skip, bucket=bucket, tile=QSGD_TILE, BITS=bits)
+    return _launch_decode(decode_part, bits, outs, norms, packed, weight, skip, bucket=bucket, tile=QSGD_TILE)
 
 
-# ------------------------------------------------------------------------------------------------------------ sign
+# --------------------------------------------------------------------------------------------------- sign and bins
 
 
 @triton.jit
-def _encode_signs(
+def _encode_buckets(
     table, parts, amax_bits, skip,
-    BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr, SIDES: tl.constexpr, SKIP: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    ENCODE: tl.constexpr, CODING: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr,
+    SKIP: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     slot, row, program = program_part(table, parts)
     x = load_pointer(row, 0, ALIGNED)
-    means, packed, tail, n, full, count = outputs(row, slot, skip, BUCKET, SKIP)
-    part_amax_bits = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES)
+    scales, packed, tail, n, full, count = outputs(row, slot, skip, BUCKET, SKIP)
+    part_amax_bits = ENCODE(program, x, scales, packed, tail, n, full, count, CODING, BUCKET, BUCKETS, STAGES)
     tl.atomic_max(amax_bits + slot, part_amax_bits, sem="relaxed")
 
 
@@ -273,19 +275,9 @@ def sign_encode_all(
     buckets, warps, stages = sign_tile_shape(bucket)
     table_args = TensorTable.of(tensors, buckets * bucket, scale_addresses=means, packed=packed, tails=True)
     return _launch_encode(
-        _encode_signs, tensors, table_args, skip, 1, warps, BUCKET=bucket, BUCKETS=buckets, STAGES=stages, SIDES=sides
-    )
-
-
-@triton.jit
-def _decode_signs(
-    table, parts, flag, skip, weight,
-    BUCKET: tl.constexpr, BUCKETS: tl.constexpr, SIDES: tl.constexpr, ADD: tl.constexpr, SKIP: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):  # fmt: skip
-    slot, row, program = program_part(table, parts)
-    means, packed, out, n, full, count = inputs(row, slot, skip, BUCKET, SKIP, ALIGNED)
-    sign_decode_part(program, means, packed, out, flag, n, full, count, weight, BUCKET, BUCKETS, SIDES, ADD)
+        _encode_buckets, tensors, table_args, skip, 1, warps, ENCODE=sign_encode_part, CODING=sides, BUCKET=bucket,
+        BUCKETS=buckets, STAGES=stages,
+    )  # fmt: skip
 
 
 def sign_decode_all(
@@ -293,46 +285,19 @@ def sign_decode_all(
     skip: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Decode ``sign`` or ``onebit`` into each tensor from sections at addresses, multiples of 16; return the flag."""
-    return _launch_decode(_decode_signs, outs, means, packed, weight, skip, bucket=bucket, tile=TILE, SIDES=sides)
-
-
-# ------------------------------------------------------------------------------------------------------------ bins
-
-
-@triton.jit
-def _encode_bins(
-    table, parts, amax_bits, skip,
-    SLOPE: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr,
-    STAGES: tl.constexpr, SKIP: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
-    slot, row, program = program_part(table, parts)
-    x = load_pointer(row, 0, ALIGNED)
-    means, packed, tail, n, full, count = outputs(row, slot, skip, BUCKET, SKIP)
-    part_amax_bits = bins_encode_part(
-        program, x, means, packed, tail, n, full, count, SLOPE, OFFSET, BITS, BUCKET, BUCKETS, STAGES
-    )
-    tl.atomic_max(amax_bits + slot, part_amax_bits, sem="relaxed")
+    return _launch_decode(sign_decode_part, sides, outs, means, packed, weight, skip, bucket=bucket)
 
 
 def bins_encode_all(
     tensors: Tensors, coding: BinCoding, *, means: Addresses, packed: Addresses, skip: Tensor | None = None
 ) -> Tensor:
     """Encode each tensor by ``bins`` to addresses; return amax_bits."""
-    warps, constants = bins_constants(coding)
-    span = int(constants["BUCKETS"]) * coding.bucket
-    table_args = TensorTable.of(tensors, span, scale_addresses=means, packed=packed, tails=True)
-    return _launch_encode(_encode_bins, tensors, table_args, skip, coding.bits, warps, **constants)
-
-
-@triton.jit
-def _decode_bins(
-    table, parts, flag, skip, weight,
-    BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr, SKIP: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):  # fmt: skip
-    slot, row, program = program_part(table, parts)
-    means, packed, out, n, full, count = inputs(row, slot, skip, BUCKET, SKIP, ALIGNED)
-    bins_decode_part(program, means, packed, out, flag, n, full, count, weight, BITS, BUCKET, BUCKETS, ADD)
+    buckets, warps = tile_shape(coding.bucket, BINS_TILE)
+    table_args = TensorTable.of(tensors, buckets * coding.bucket, scale_addresses=means, packed=packed, tails=True)
+    return _launch_encode(
+        _encode_buckets, tensors, table_args, skip, coding.bits, warps, BUCKET=coding.bucket, BUCKETS=buckets,
+        **bins_constants(coding),
+    )  # fmt: skip
 
 
 def bins_decode_all(
@@ -340,7 +305,7 @@ def bins_decode_all(
     skip: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Decode ``bins`` into each tensor from sections at addresses, multiples of 16; return the flag."""
-    return _launch_decode(_decode_bins, outs, means, packed, weight, skip, bucket=bucket, tile=TILE, BITS=bits)
+    return _launch_decode(bins_decode_part, bits, outs, means, packed, weight, skip, bucket=bucket)
 
 
 # --------------------------------------------------------------------------------------------------- packed integers

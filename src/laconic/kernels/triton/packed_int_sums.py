@@ -9,16 +9,10 @@ from torch import Tensor
 
 from laconic.kernels.interface import CLIP_LIMIT, FLOAT32_MAX, NONFINITE
 from laconic.kernels.sections import GROUP, PackedIntCoding, num_buckets, packed_ints_nbytes, packed_nbytes
+from laconic.kernels.triton.launch_args import exact_options, packing_period, word_aligned
 from laconic.kernels.triton.packed_ints import load_words
 from laconic.kernels.triton.packing import PackedSection
-from laconic.kernels.triton.tile import (
-    exact_options,
-    load_symbols,
-    packing_period,
-    store_groups,
-    store_symbols,
-    word_aligned,
-)
+from laconic.kernels.triton.tile import load_symbols, store_groups, store_symbols
 
 __all__ = ["agreed_clips", "packed_int_accumulate", "packed_int_add", "packed_int_max", "packed_int_repack"]
 

@@ -17,21 +17,10 @@ from laconic.kernels.sections import (
     packed_int_count,
     packed_ints_nbytes,
 )
+from laconic.kernels.triton.counter_hash import rotation_signs, rounding_noise_tile, row_factors
+from laconic.kernels.triton.launch_args import exact_options, packing_period, split64, word_aligned
 from laconic.kernels.triton.packing import PackedSection
-from laconic.kernels.triton.tile import (
-    exact_options,
-    load_symbols,
-    load_tile,
-    packing_period,
-    pairwise_sum,
-    rotation_signs,
-    rounding_noise_tile,
-    row_factors,
-    split64,
-    store_or_add,
-    store_symbols,
-    word_aligned,
-)
+from laconic.kernels.triton.tile import load_symbols, load_tile, pairwise_sum, store_or_add, store_symbols
 
 __all__ = [
     "ROTATION_SCALE", "block_scales", "hadamard", "load_clips", "load_words", "packed_int_decode", "packed_int_encode",

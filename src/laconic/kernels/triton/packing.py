@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.sections import GROUP, TRIT_GROUP_NBYTES, num_buckets, packed_nbytes, symbol_bits, symbol_dtype
-from laconic.kernels.triton.tile import TILE, exact_options, load_symbols, packing_period, store_symbols, word_aligned
+from laconic.kernels.triton.launch_args import TILE, exact_options, packing_period, word_aligned
+from laconic.kernels.triton.tile import load_symbols, store_symbols
 
 __all__ = ["BYTES", "PackedSection", "pack", "pack_symbols", "pack_tail", "unpack", "unpack_symbols"]
 

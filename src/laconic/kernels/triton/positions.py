@@ -13,7 +13,7 @@ from laconic.kernels.reference.ranks import read_ranks, write_ranks
 from laconic.kernels.sections import GAPS, RANKS, RICE, PositionHeader, num_buckets, read_positions_header
 from laconic.kernels.triton import entropy_coding, packing, rice
 from laconic.kernels.triton import scatter as scatter_kernels
-from laconic.kernels.triton.tile import exact_options
+from laconic.kernels.triton.launch_args import exact_options
 
 __all__ = [
     "encode_with_state",

@@ -13,6 +13,7 @@ from laconic.kernels.reference.quantizers import whole_norm
 from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton.buckets import (
     FLOAT32_MAX,
+    bucket_tile,
     launch_decode,
     load_scales,
     magnitude_bits,
@@ -21,21 +22,10 @@ from laconic.kernels.triton.buckets import (
     store_scales,
     tile_shape,
 )
+from laconic.kernels.triton.counter_hash import hash32, rounding_noise_tile, row_factors
+from laconic.kernels.triton.launch_args import exact_options, packing_period, split64, word_aligned
 from laconic.kernels.triton.packing import PackedSection
-from laconic.kernels.triton.tile import (
-    exact_options,
-    hash32,
-    load_symbols,
-    load_tile,
-    packing_period,
-    pairwise_sum,
-    rounding_noise_tile,
-    row_factors,
-    split64,
-    store_or_add,
-    store_symbols,
-    word_aligned,
-)
+from laconic.kernels.triton.tile import load_symbols, load_tile, pairwise_sum, store_or_add, store_symbols
 
 __all__ = ["FEEDBACK_TILE", "QSGD_TILE", "decode_part", "encode_part", "qsgd_decode", "qsgd_encode", "qsgd_feedback"]
 
@@ -62,8 +52,7 @@ def _qsgd_encode(
     levels: tl.constexpr = (1 << (BITS - 1)) - 1
     fraction_bits: tl.constexpr = 31 - BITS
     program = tl.program_id(0).to(tl.int64)
-    begin = program * span
-    offsets = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
+    begin, offsets = bucket_tile(program, BUCKET, BUCKETS)
     v = load_tile(x, offsets, begin, n, span)
     if FEEDBACK:
         v = load_tile(residual, offsets, begin, n, span) + v
@@ -89,7 +78,7 @@ def _qsgd_encode(
     symbols = (symbols + (levels << fraction_bits)) >> fraction_bits
     if FEEDBACK:
         sent = (symbols - levels).to(tl.float32) * step_size(norm, levels, BUCKETS)[:, None]
-        if begin + span <= n:
+        if begin + BUCKETS * BUCKET <= n:
             store_or_add(residual, offsets, begin, n, v - sent, 0.0, False, False)
         else:
             store_or_add(residual, offsets, begin, n, v - sent, 0.0, False, True)
@@ -278,24 +267,13 @@ def decode_part(
     program, norms, packed, out, flag, n, full, count, weight,
     BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    span: tl.constexpr = BUCKETS * BUCKET
     levels: tl.constexpr = (1 << (BITS - 1)) - 1
-    begin = program * span
-    offsets = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
+    begin, offsets = bucket_tile(program, BUCKET, BUCKETS)
     step = step_size(load_scales(norms, program * BUCKETS, count, flag, BUCKETS), levels, BUCKETS)
-    if begin + span <= full:
+    if begin + BUCKETS * BUCKET <= full:
         _qsgd_tile(packed, out, offsets, begin, n, full, step, weight, BITS, ADD, False)
     else:
         _qsgd_tile(packed, out, offsets, begin, n, full, step, weight, BITS, ADD, True)
-
-
-@triton.jit
-def _qsgd_decode(
-    norms, packed, out, flag, n, full, count, weight,
-    BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    decode_part(program, norms, packed, out, flag, n, full, count, weight, BITS, BUCKET, BUCKETS, ADD)
 
 
 def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> Tensor:
@@ -305,5 +283,5 @@ def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: T
         bucket = WHOLE_TILE
         norms = norms.repeat(num_buckets(n, bucket))
     return launch_decode(
-        _qsgd_decode, norms, packed, out, weight, bits=bits, bucket=bucket, floats=1, tile=QSGD_TILE, BITS=bits
+        decode_part, bits, norms, packed, out, weight, bits=bits, bucket=bucket, floats=1, tile=QSGD_TILE
     )

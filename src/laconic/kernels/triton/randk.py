@@ -21,7 +21,9 @@ from laconic.kernels import random
 from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton import grid_sync
 from laconic.kernels.triton.bitmap import BLOCK, WORDS, load_bits, store_bitmap, tile_parts
-from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier
+from laconic.kernels.triton.counter_hash import hash32
+from laconic.kernels.triton.grid_sync import PARTS, end_phase
+from laconic.kernels.triton.launch_args import split64
 from laconic.kernels.triton.launch_cache import launches_for
 from laconic.kernels.triton.scatter import (
     GAPS,
@@ -32,7 +34,6 @@ from laconic.kernels.triton.scatter import (
     flag_nonfinite,
     scatter_tile,
 )
-from laconic.kernels.triton.tile import hash32, split64
 from laconic.kernels.triton.topk import LIST_SPAN, list_bitmap, refine_digits, select_positions
 
 __all__ = ["randk_decode", "randk_encode", "random_positions"]
@@ -173,8 +174,7 @@ def _randk_phases(
                         HAS_STARTS,
                     )  # fmt: skip
                     part += programs
-        if phase < LAST:
-            grid_barrier(state + BARRIER_WORD, programs * (phase - FIRST + 1))
+        end_phase(state, programs, phase, FIRST, LAST)
 
 
 class _Layout(NamedTuple):

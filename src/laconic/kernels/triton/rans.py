@@ -10,15 +10,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from laconic.kernels.sections import CHUNK, RANS
+from laconic.kernels.sections import RANS
 from laconic.kernels.triton import shared_memory
 from laconic.kernels.triton.rans_tables import num_states
 from laconic.kernels.triton.shared_memory import load2, load4, load_symbol, store2, sync_warp, wait_fetched
-from laconic.kernels.triton.streams import symbols_in_chunk
+from laconic.kernels.triton.streams import CHUNK_SYMBOLS, symbols_in_chunk
 
 __all__ = ["DECODE_SHARED_NBYTES", "LANES", "SHARED_TABLE_BINS", "encode_shared_nbytes", "rans_decode", "rans_encode"]
 
-_CHUNK = tl.constexpr(CHUNK)
 _RANS = tl.constexpr(RANS)
 _LOW = tl.constexpr(1 << 15)
 LANES = tl.constexpr(32)
@@ -222,7 +221,7 @@ def rans_encode(
     if tl.load(plans + 4 * chunk64) == _RANS:
         chunk_size = symbols_in_chunk(n, chunk64)
         lanes = num_states(chunk_size)
-        symbols += chunk64 * _CHUNK
+        symbols += chunk64 * CHUNK_SYMBOLS
         table += chunk64 * (4 * BINS)
         if IN_SHARED:
             offsets = tl.arange(0, 4 * BINS)
@@ -412,7 +411,7 @@ def rans_decode(
         lane = tl.arange(0, LANES)
         busy = lane < lanes
         slots += chunk64 * 32768
-        out += chunk64 * _CHUNK
+        out += chunk64 * CHUNK_SYMBOLS
         x = tl.zeros((LANES,), tl.int32)
         for k in tl.static_range(4):
             x |= tl.load(section + begin + 4 * lane + k, mask=busy, other=0).to(tl.int32) << (8 * k)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from laconic.kernels.sections import CONSTANT, HUFFMAN, RANS, RAW, Coding
 from laconic.kernels.triton.huffman_table_reader import chunk_info_offset
-from laconic.kernels.triton.huffman_tables import FIRST_CLASS, summary_offset
+from laconic.kernels.triton.huffman_tables import FIRST_CLASS, run_length, summary_offset
 from laconic.kernels.triton.streams import STREAMS, symbols_in_chunk
 
 __all__ = ["SLOTS", "build_frequency_tables", "build_slot_tables", "read_frequency_tables"]
@@ -273,25 +273,21 @@ def _read_coded_table(section, bit, end, freqs, alphabet):
         step = (kind & 3) == 1
         run = kind == 7
         rest = (window >> 3).to(tl.int32)
-        zeros = symbol * 0
-        for k in tl.static_range(1, 13):
-            zeros += ((rest & ((1 << k) - 1)) == 0).to(tl.int32)
-        one = (symbol * 0 + 1) << tl.minimum(zeros, 11)
-        skipped = one + ((rest >> (zeros + 1)) & (one - 1))
-        chunk_size = tl.where(
+        zeros, skipped = run_length(rest, symbol)
+        freq_class = tl.where(
             same, previous_class, tl.where(step, previous_class + tl.where(kind == 5, 1, -1), rest & 15)
         )
         taken = tl.where(same, 1, tl.where(step, 3, 7))
-        below = tl.minimum(tl.maximum(chunk_size - 1, 0), MAX_CLASS - 1)
+        below = tl.minimum(tl.maximum(freq_class - 1, 0), MAX_CLASS - 1)
         leading = (symbol * 0 + 1) << below
         freq = leading | ((window >> taken.to(tl.int64)).to(tl.int32) & (leading - 1))
         bit += tl.where(run, 2 * zeros + 4, taken + below)
         good = (bit <= end) & tl.where(
-            run, (zeros <= 11) & (symbol + skipped <= last), (chunk_size >= 1) & (chunk_size <= MAX_CLASS)
+            run, (zeros <= 11) & (symbol + skipped <= last), (freq_class >= 1) & (freq_class <= MAX_CLASS)
         )
         tl.store(freqs + symbol, freq, mask=good & (run == 0))
         symbol += tl.where(run, skipped, 1)
-        previous_class = tl.where(run, previous_class, chunk_size)
+        previous_class = tl.where(run, previous_class, freq_class)
     padding = _peek(section, bit, end) & ((1 << ((-bit) & 7)) - 1)
     return tl.where(good & (padding == 0), (bit + 7) >> 3, -1)
 

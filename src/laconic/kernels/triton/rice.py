@@ -16,7 +16,7 @@ from torch import Tensor
 from laconic.kernels.reference.positions import plan_of
 from laconic.kernels.sections import RICE, PositionPlan, low_bits_candidates, num_buckets
 from laconic.kernels.triton import grid_sync
-from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier
+from laconic.kernels.triton.grid_sync import PARTS, end_phase
 from laconic.kernels.triton.launch_cache import launches_for
 from laconic.kernels.triton.tile import low_bits_location
 
@@ -133,8 +133,7 @@ def _encode_phases(
             while part < parts:
                 write_gaps(state, positions, sums, section, k, first_low, tried, nwords, span, parts, part, GAPS, PARTS)
                 part += programs
-        if phase < LAST:
-            grid_barrier(state + BARRIER_WORD, programs * (phase - FIRST + 1))
+        end_phase(state, programs, phase, FIRST, LAST)
 
 
 class RiceCoded(NamedTuple):

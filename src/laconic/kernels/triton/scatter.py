@@ -26,9 +26,10 @@ from laconic.errors import FrameError
 from laconic.kernels.sections import POSITIONS_HEADER, num_buckets
 from laconic.kernels.triton import grid_sync
 from laconic.kernels.triton.bitmap import popcount
-from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier, sum_before
+from laconic.kernels.triton.grid_sync import PARTS, end_phase, sum_before
+from laconic.kernels.triton.launch_args import whole_words
 from laconic.kernels.triton.launch_cache import launches_for
-from laconic.kernels.triton.tile import low_bits_location, whole_words
+from laconic.kernels.triton.tile import low_bits_location
 
 __all__ = [
     "GAPS", "SEARCH_SPAN", "SPAN", "add_at_positions", "can_decode", "decode_and_scatter", "decode_positions",
@@ -321,8 +322,8 @@ def _decode_phases(
                         HAS_STARTS,
                     )  # fmt: skip
                     part += programs
-        if phase < LAST and (HAS_STARTS or phase != 3):
-            grid_barrier(state + BARRIER_WORD, programs * (phase - FIRST + 1))
+        if HAS_STARTS or phase != 3:
+            end_phase(state, programs, phase, FIRST, LAST)
 
 
 class _Layout(NamedTuple):

@@ -14,10 +14,10 @@ from laconic.kernels.reference.selection import SAMPLES, index_dtype
 from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton import grid_sync
 from laconic.kernels.triton.bitmap import BLOCK, WORDS, load_bits, store_bitmap, tile_parts
-from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier
+from laconic.kernels.triton.grid_sync import PARTS, end_phase
+from laconic.kernels.triton.launch_args import exact_options
 from laconic.kernels.triton.launch_cache import launches_for
 from laconic.kernels.triton.linear import sample
-from laconic.kernels.triton.tile import exact_options
 from laconic.kernels.triton.topk import TopK, list_bitmap, sampled_topk
 from laconic.kernels.triton.topk_batched import Selector
 
@@ -74,8 +74,7 @@ def _above(
                 largest = tl.maximum(largest, tl.max(v & 0x7FFFFFFF, 0))
                 begin += programs * 1024
             tl.atomic_max(counters + 2, largest, sem="relaxed")
-        if phase < LAST:
-            grid_barrier(counters + BARRIER_WORD, programs * (phase - FIRST + 1))
+        end_phase(counters, programs, phase, FIRST, LAST)
 
 
 def above(x: Tensor, limit: int) -> tuple[Tensor, Tensor, int]:

@@ -47,6 +47,15 @@ def declare_shared(ASM: tl.constexpr):
 
 
 @triton.jit
+def program_shared(memory, program, WORDS: tl.constexpr, ASM: tl.constexpr):
+    """Declare the buffer; return its address and, for the interpreter, the program's words of ``memory``."""
+    address = declare_shared(ASM)
+    if ASM == "":
+        memory += program * WORDS
+    return address, memory
+
+
+@triton.jit
 def lane_id(index, ASM: tl.constexpr):
     """Return a thread's lane in its warp; for the interpreter any value below 32 will do."""
     if ASM == "":

@@ -9,6 +9,7 @@ from torch import Tensor
 from laconic.kernels.sections import GROUP
 from laconic.kernels.triton.buckets import (
     FLOAT32_MAX,
+    encode_buckets,
     launch_decode,
     launch_encode,
     load_scales,
@@ -16,13 +17,7 @@ from laconic.kernels.triton.buckets import (
     store_scales,
     tile_shape,
 )
-from laconic.kernels.triton.tile import (
-    load_symbols,
-    load_tile,
-    pairwise_sum,
-    store_or_add,
-    store_symbols,
-)
+from laconic.kernels.triton.tile import load_symbols, load_tile, pairwise_sum, store_or_add, store_symbols
 
 __all__ = [
     "onebit_decode", "onebit_encode", "sign_decode", "sign_decode_part", "sign_encode", "sign_encode_part",
@@ -139,9 +134,12 @@ def _encode_groups(
 @triton.jit
 def sign_encode_part(
     program, x, means, packed, tail, n, full, count,
-    BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr, SIDES: tl.constexpr,
+    SIDES: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Encode a program's part of a tensor; return its amax_bits."""
+    """Encode a program's part of a tensor; return its amax_bits.
+
+    Stores the mean magnitude of each bucket or, with two SIDES, of its non-negative and its negative values.
+    """
     if (program + 1) * (BUCKETS * BUCKET) <= full:
         amax_bits = _encode_groups(
             program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, False
@@ -154,27 +152,14 @@ def sign_encode_part(
 
 
 @triton.jit
-def _sign_encode(
-    x, means, packed, tail, amax_bits, n, full, count,
-    BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr, SIDES: tl.constexpr,
-):  # fmt: skip
-    """Store the mean magnitude of each bucket or, with two SIDES, of its non-negative and its negative values."""
-    program = tl.program_id(0).to(tl.int64)
-    program_amax_bits = sign_encode_part(
-        program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES
-    )
-    tl.store(amax_bits + program, program_amax_bits)
-
-
-@triton.jit
 def _sign_encode_small(
     x, means, packed, tail, amax_bits, n, full, count,
-    BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr, SIDES: tl.constexpr,
+    SIDES: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Encode buckets of 128, two of which share a packing group."""
     span: tl.constexpr = BUCKETS * BUCKET
     program = tl.program_id(0).to(tl.int64)
-    begin = program * span
+    begin = program * (BUCKETS * BUCKET)
     first = program * BUCKETS
     offsets = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
     v = load_tile(x, offsets, begin, n, span)
@@ -212,10 +197,10 @@ def _sign_tile(packed, out, offsets, begin, n, full, plus, minus, weight, ADD: t
 @triton.jit
 def sign_decode_part(
     program, means, packed, out, flag, n, full, count, weight,
-    BUCKET: tl.constexpr, BUCKETS: tl.constexpr, SIDES: tl.constexpr, ADD: tl.constexpr,
+    SIDES: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    span: tl.constexpr = BUCKETS * BUCKET
-    begin = program * span
+    """Decode a program's part of a tensor; an invalid mean sets the flag and reads as 0."""
+    begin = program * (BUCKETS * BUCKET)
     first = program * BUCKETS
     offsets = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
     if SIDES == 1:
@@ -231,19 +216,10 @@ def sign_decode_part(
         tl.store(flag, 1, mask=tl.max((accepted == 0).to(tl.int32), 0) > 0)
         plus = tl.where(accepted, plus, 0.0)
         minus = tl.where(accepted, minus, 0.0)
-    if begin + span <= full:
+    if begin + BUCKETS * BUCKET <= full:
         _sign_tile(packed, out, offsets, begin, n, full, plus, minus, weight, ADD, False)
     else:
         _sign_tile(packed, out, offsets, begin, n, full, plus, minus, weight, ADD, True)
-
-
-@triton.jit
-def _sign_decode(
-    means, packed, out, flag, n, full, count, weight,
-    BUCKET: tl.constexpr, BUCKETS: tl.constexpr, SIDES: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    sign_decode_part(program, means, packed, out, flag, n, full, count, weight, BUCKET, BUCKETS, SIDES, ADD)
 
 
 def sign_tile_shape(bucket: int) -> tuple[int, int, int]:
@@ -254,17 +230,18 @@ def sign_tile_shape(bucket: int) -> tuple[int, int, int]:
 
 def _encode_signs(x: Tensor, bucket: int, sides: int, means: Tensor, packed: Tensor) -> Tensor:
     if bucket < GROUP:
-        (buckets, warps), stages, kernel = tile_shape(bucket), bucket.bit_length() - 5, _sign_encode_small
+        buckets, warps = tile_shape(bucket)
+        kernel, constants = _sign_encode_small, {"STAGES": bucket.bit_length() - 5, "SIDES": sides}
     else:
-        (buckets, warps, stages), kernel = sign_tile_shape(bucket), _sign_encode
+        buckets, warps, stages = sign_tile_shape(bucket)
+        kernel, constants = encode_buckets, {"STAGES": stages, "ENCODE": sign_encode_part, "CODING": sides}
     return launch_encode(
-        kernel, x, means, packed, bits=1, bucket=bucket, floats=sides, buckets=buckets, warps=warps, STAGES=stages,
-        SIDES=sides,
-    )  # fmt: skip
+        kernel, x, means, packed, bits=1, bucket=bucket, floats=sides, buckets=buckets, warps=warps, **constants
+    )
 
 
 def _decode_signs(means: Tensor, packed: Tensor, bucket: int, sides: int, out: Tensor, weight: float | None) -> Tensor:
-    return launch_decode(_sign_decode, means, packed, out, weight, bits=1, bucket=bucket, floats=sides, SIDES=sides)
+    return launch_decode(sign_decode_part, sides, means, packed, out, weight, bits=1, bucket=bucket, floats=sides)
 
 
 def sign_encode(x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> Tensor:

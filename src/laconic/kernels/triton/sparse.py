@@ -16,12 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.graph_tables import held, to_device
 from laconic.kernels.interface import NONFINITE
 from laconic.kernels.multi_tensor_interface import Addresses, Tensors
 from laconic.kernels.sections import fixed_low_bits
 from laconic.kernels.triton.bitmap import popcount
+from laconic.kernels.triton.launch_args import exact_options
 from laconic.kernels.triton.tensor_table import part_table
-from laconic.kernels.triton.tile import exact_options
 from laconic.kernels.triton.topk_batched import Selector
 
 __all__ = ["sparse_decode_all", "topk_all"]
@@ -116,7 +117,7 @@ class _Rows(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _rows(rows: tuple[tuple[int, ...], ...], counts: tuple[int, ...], device: torch.device, stream: int) -> _Rows:
-    table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+    table = to_device(torch.tensor(rows, dtype=torch.int64), device, non_blocking=True)
     return _Rows(table, part_table(counts, SPAN.value, device))
 
 
@@ -144,14 +145,14 @@ def topk_all(tensors: Tensors, sections: Addresses, values: Tensors) -> None:
     addresses = tuple(x.data_ptr() for x in tensors)
     firsts = tuple((x.data_ptr() - values[0].data_ptr()) // 4 for x in values)
     # Tables are copied from the host when they are new, and are then shared by all streams.
-    selector = _selector(addresses, sizes, counts, firsts, device)
+    selector = held(_selector(addresses, sizes, counts, firsts, device))
     kept = values[0].as_strided((firsts[-1] + counts[-1],), (1,))
     positions, _ = selector.choose_with_values(tensors[0].view(-1), torch.int64, kept)
     rows = tuple(
         (0, section, k, fixed_low_bits(n, k), first, (address - addresses[0]) // 4)
         for section, k, n, first, address in zip(sections, counts, sizes, firsts, addresses, strict=True)
     )
-    launched = _rows(rows, counts, device, _stream(device))
+    launched = held(_rows(rows, counts, device, _stream(device)))
     _write_positions[launched.grid](launched.table, launched.parts, positions, **exact_options(num_warps=4))
 
 
@@ -168,7 +169,7 @@ def sparse_decode_all(
         for value, section, k, out in zip(values, sections, counts, outs, strict=True)
     )
     bits = tuple(k + (out.numel() >> fixed_low_bits(out.numel(), k)) + 1 for k, out in zip(counts, outs, strict=True))
-    launched = _rows(rows, bits, device, _stream(device))
+    launched = held(_rows(rows, bits, device, _stream(device)))
     flag = torch.zeros(1, dtype=torch.int32, device=device)
     _scatter[launched.grid](
         launched.table, launched.parts, flag, flag if skip is None else skip, weight or 0.0, ADD=weight is not None,

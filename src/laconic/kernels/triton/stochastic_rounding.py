@@ -10,9 +10,11 @@ from torch import Tensor
 from laconic.kernels import random
 from laconic.kernels.multi_tensor_interface import Addresses, Tensors
 from laconic.kernels.sections import num_buckets
+from laconic.kernels.triton.counter_hash import hash32
+from laconic.kernels.triton.launch_args import TILE, exact_options, split64
 from laconic.kernels.triton.launch_cache import launch, launches_for
 from laconic.kernels.triton.tensor_table import TensorTable, load_pointer, program_part
-from laconic.kernels.triton.tile import TILE, exact_options, hash32, load_tile, split64
+from laconic.kernels.triton.tile import load_tile
 
 __all__ = ["stochastic_bf16", "stochastic_bf16_all"]
 

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from laconic.kernels.sections import CHUNK, num_buckets
 
-__all__ = ["LANES", "STREAMS", "STREAM_LENGTH", "ChunkLayout", "chunk_shape", "symbols_in_chunk"]
+__all__ = ["CHUNK_SYMBOLS", "LANES", "STREAMS", "STREAM_LENGTH", "ChunkLayout", "chunk_shape", "symbols_in_chunk"]
 
 STREAMS = tl.constexpr(30)
 """Streams of a full chunk."""
@@ -17,7 +17,8 @@ LANES = tl.constexpr(32)
 STREAM_LENGTH = num_buckets(CHUNK, STREAMS.value)
 """Symbols of a stream of a full chunk."""
 
-_CHUNK = tl.constexpr(CHUNK)
+CHUNK_SYMBOLS = tl.constexpr(CHUNK)
+"""Symbols of a full chunk, for kernels."""
 _STREAM_LENGTH = tl.constexpr(STREAM_LENGTH)
 
 
@@ -61,7 +62,7 @@ class ChunkLayout(NamedTuple):
 
 @triton.jit
 def symbols_in_chunk(n, chunk64):
-    return tl.minimum(n - chunk64 * _CHUNK, _CHUNK).to(tl.int32)
+    return tl.minimum(n - chunk64 * CHUNK_SYMBOLS, CHUNK_SYMBOLS).to(tl.int32)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.graph_tables import held, to_device
 from laconic.kernels.interface import NONFINITE
 from laconic.kernels.sections import GROUP, num_buckets
 
@@ -37,7 +38,7 @@ def part_table(sizes: tuple[int, ...], span: int, device: torch.device) -> Tenso
     slot = torch.repeat_interleave(parts_per_tensor)
     first = torch.repeat_interleave(parts_per_tensor.cumsum(0) - parts_per_tensor, parts_per_tensor)
     parts = torch.stack([slot, torch.arange(slot.numel()) - first], 1).to(torch.int32).contiguous()
-    return parts.to(device)  # synchronizes: all streams share it
+    return to_device(parts, device)  # synchronizes: all streams share it
 
 
 class TensorTable(NamedTuple):
@@ -58,10 +59,11 @@ class TensorTable(NamedTuple):
         """Describe tensors in parts of ``span`` values; sections are addresses, multiples of 16."""
         device = tensors[0].device
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        return _table(
+        table = _table(
             device, stream, span, tails, tuple(x.numel() for x in tensors), tuple(x.data_ptr() for x in tensors),
             tuple(0 if x is None else x.data_ptr() for x in residuals), tuple(scale_addresses), tuple(packed),
         )  # fmt: skip
+        return held(table)
 
     @property
     def grid(self) -> tuple[int]:
@@ -80,7 +82,7 @@ def _table(
     tail = [tail_buffer.data_ptr() + 4 * GROUP * i for i in range(len(sizes))] if tails else none
     rows = list(zip(values, residuals or none, scales or none, packed or none, tail, sizes, strict=True))
     aligned = all(address % 16 == 0 for address in (*values, *residuals))
-    table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+    table = to_device(torch.tensor(rows, dtype=torch.int64), device, non_blocking=True)
     return TensorTable(table, part_table(sizes, span, device), aligned, tail_buffer)
 
 

@@ -10,16 +10,10 @@ from torch import Tensor
 from laconic.kernels import random
 from laconic.kernels.sections import TRIT_GROUP_NBYTES, num_buckets, trits_nbytes
 from laconic.kernels.triton.buckets import load_scales, magnitude_bits, quantization_scale, store_scales, tile_shape
+from laconic.kernels.triton.counter_hash import rounding_noise, row_factors
+from laconic.kernels.triton.launch_args import exact_options, split64, word_aligned
 from laconic.kernels.triton.packing import trit_digit, trit_location
-from laconic.kernels.triton.tile import (
-    exact_options,
-    load_tile,
-    rounding_noise,
-    row_factors,
-    split64,
-    store_or_add,
-    word_aligned,
-)
+from laconic.kernels.triton.tile import load_tile, store_or_add
 
 __all__ = ["ternary_decode", "ternary_encode"]
 

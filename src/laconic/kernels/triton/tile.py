@@ -1,4 +1,4 @@
-"""Building blocks of kernels: the counter hash, sums in the reference's order, vertical packing of a tile.
+"""Building blocks of kernels: loads and stores of a tile, sums in the reference's order, vertical packing.
 
 Tiles are two-dimensional: rows of neighbouring values. A packing group has 32 rows of 8 columns. Symbols meet a word
 boundary again after ``packing_period(bits)`` rows, so a tile is cut into such parts, and each part's rows are shifted
@@ -7,100 +7,12 @@ and summed to words.
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from laconic.kernels.random import M32, row_factor
 
 __all__ = [
-    "TILE", "exact_options", "hash32", "load_symbols", "load_tile", "low_bits_location", "packing_period",
-    "pairwise_sum", "rotation_signs", "rounding_noise", "rounding_noise_tile", "row_factors", "split64", "store_groups",
-    "store_or_add", "store_symbols", "whole_words", "word_aligned",
+    "load_symbols", "load_tile", "low_bits_location", "pairwise_sum", "store_groups", "store_or_add", "store_symbols",
 ]  # fmt: skip
-
-TILE = 2048
-"""Values per program, unless a bucket needs more: two warps with 32 values per thread."""
-
-
-def exact_options(**options: Any) -> dict[str, Any]:
-    """Return launch options under which a product and a sum round twice, as in the reference."""
-    return {"enable_fp_fusion": False, **options}
-
-
-def packing_period(bits: int) -> int:
-    """Return the number of rows after which a symbol begins a word again."""
-    return 32 // math.gcd(bits, 32)
-
-
-def word_aligned(section: Tensor) -> Tensor:
-    """Return the section, or a copy of it if it does not begin at a multiple of four bytes."""
-    return section if section.data_ptr() % 4 == 0 else section.clone()
-
-
-def whole_words(section: Tensor) -> Tensor:
-    """Return the section, or a copy if it is not aligned or its last word is not all inside its storage."""
-    nbytes = section.numel()
-    after = section.untyped_storage().nbytes() - section.storage_offset() - nbytes
-    if section.data_ptr() % 4 == 0 and after >= -nbytes % 4:
-        return section
-    words = torch.empty(-(-nbytes // 4), dtype=torch.int32, device=section.device)
-    return words.view(torch.uint8)[:nbytes].copy_(section)
-
-
-def split64(number: int) -> tuple[int, int]:
-    """Return a 64-bit number as two int32 arguments, low half first; Triton would change a larger one's type."""
-    low, high = number & M32, number >> 32 & M32
-    return (low ^ 0x80000000) - 0x80000000, (high ^ 0x80000000) - 0x80000000
-
-
-@lru_cache(maxsize=16)
-def row_factors(device: torch.device) -> Tensor:
-    """Return the factors of ``random.row_factor`` for the 32 rows of a group."""
-    return torch.tensor([split64(row_factor(row))[0] for row in range(32)], dtype=torch.int32, device=device)
-
-
-@triton.jit
-def hash32(counter, key_low, key_high):
-    """Compute ``random.hash32`` of counters below 2^32; the key is two int32 arguments."""
-    h = counter.to(tl.uint32) ^ key_low.to(tl.uint32, bitcast=True)
-    h = (h ^ (h >> 16)) * 0x7FEB352D
-    h = (h ^ (h >> 15) ^ key_high.to(tl.uint32, bitcast=True)) * 0x846CA68B
-    return h ^ (h >> 16)
-
-
-@triton.jit
-def column_hash(offsets, first_group, key_low, key_high):
-    """Hash that the 32 values of a column of a group share, for values at ``offsets`` after the first group."""
-    return hash32((first_group + offsets // 256) * 8 + offsets % 8, key_low, key_high)
-
-
-@triton.jit
-def rounding_noise(offsets, first_group, row_factors, key_low, key_high, FRACTION_BITS: tl.constexpr):
-    """Compute ``random.dither`` as int32."""
-    factor = tl.load(row_factors + offsets // 8 % 32).to(tl.uint32, bitcast=True)
-    return ((column_hash(offsets, first_group, key_low, key_high) * factor) >> (32 - FRACTION_BITS)).to(tl.int32)
-
-
-@triton.jit
-def rounding_noise_tile(first_group, row_factors, key_low, key_high, FRACTION_BITS: tl.constexpr, SPAN: tl.constexpr):
-    """Compute ``random.dither`` for a tile of whole groups, as [groups, 32, 8]; each row's factor is loaded once."""
-    group = first_group + tl.arange(0, SPAN // 256)[:, None, None]
-    column = tl.arange(0, 8)[None, None, :]
-    factor = tl.load(row_factors + tl.arange(0, 32)).to(tl.uint32, bitcast=True)[None, :, None]
-    return ((hash32(group * 8 + column, key_low, key_high) * factor) >> (32 - FRACTION_BITS)).to(tl.int32)
-
-
-@triton.jit
-def rotation_signs(offsets, first_group, key_low, key_high):
-    """Return ±1 for each value, as the rotation multiplies it."""
-    negative = (column_hash(offsets, first_group, key_low, key_high) >> (offsets // 8 % 32).to(tl.uint32)) & 1
-    return tl.where(negative == 1, -1.0, 1.0)
 
 
 @triton.jit

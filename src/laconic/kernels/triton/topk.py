@@ -27,10 +27,10 @@ from laconic.kernels.reference.positions import plan_of
 from laconic.kernels.sections import RICE, low_bits_candidates, num_buckets
 from laconic.kernels.triton import grid_sync
 from laconic.kernels.triton.bitmap import BLOCK, WORDS, load_bits, pop_lowest_bit, popcount, store_bitmap, tile_parts
-from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier, sum_before
+from laconic.kernels.triton.counter_hash import hash32
+from laconic.kernels.triton.grid_sync import PARTS, end_phase, sum_before
 from laconic.kernels.triton.launch_cache import CompiledLaunches
 from laconic.kernels.triton.rice import GAPS, sum_gaps, write_gaps, zero_words
-from laconic.kernels.triton.tile import hash32
 
 __all__ = ["BINS", "LIST_SPAN", "TopK", "list_bitmap", "refine_digits", "sampled_topk", "select_positions"]
 
@@ -137,13 +137,18 @@ def _next_digit(state, digits, k, program, STEP: tl.constexpr, BINS: tl.constexp
 
 
 @triton.jit
+def _limit_and_count(state, capacity):
+    """Return the limit that marked values reach, and how many of them were listed."""
+    return tl.load(state), tl.minimum(tl.load(state + 1), capacity)
+
+
+@triton.jit
 def _count_digits(
     state, counts, values, prefix, capacity, program, programs,
     UNIT: tl.constexpr, LIST_SPAN: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """Count the next digits of the entries whose digits so far are the k-th largest's."""
-    limit = tl.load(state)
-    count = tl.minimum(tl.load(state + 1), capacity)
+    limit, count = _limit_and_count(state, capacity)
     total = tl.zeros((BINS,), tl.int32)
     begin = program * LIST_SPAN
     while begin < count:
@@ -161,8 +166,7 @@ def _gather(
     x, state, counts, positions, values, capacity, program, programs, LIST_SPAN: tl.constexpr, BINS: tl.constexpr
 ):
     """Gather the marked values, and count their first digits."""
-    limit = tl.load(state)
-    count = tl.minimum(tl.load(state + 1), capacity)
+    limit, count = _limit_and_count(state, capacity)
     total = tl.zeros((BINS,), tl.int32)
     begin = program * LIST_SPAN
     while begin < count:
@@ -179,8 +183,7 @@ def _count_above(
     state, above, equal, values, kth, capacity, span, parts, program, programs,
     LIST_SPAN: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    limit = tl.load(state)
-    count = tl.minimum(tl.load(state + 1), capacity)
+    limit, count = _limit_and_count(state, capacity)
     part = program
     while part < parts:
         more, same = kth * 0, kth * 0
@@ -321,8 +324,7 @@ def _topk_phases(
                     PARTS,
                 )  # fmt: skip
                 part += programs
-        if phase < LAST:
-            grid_barrier(state + BARRIER_WORD, programs * (phase - FIRST + 1))
+        end_phase(state, programs, phase, FIRST, LAST)
 
 
 class _Layout(NamedTuple):

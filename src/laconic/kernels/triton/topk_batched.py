@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.triton.tile import exact_options
+from laconic.kernels.triton.launch_args import exact_options
 
 __all__ = ["Selector"]
 

@@ -15,7 +15,7 @@ from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.reference.selection import index_dtype
 from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton.grid_sync import STATE_WORDS
-from laconic.kernels.triton.tile import exact_options
+from laconic.kernels.triton.launch_args import exact_options
 
 __all__ = ["AMAX_WORD", "topk_chunks"]
 

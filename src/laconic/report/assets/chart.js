@@ -138,7 +138,7 @@
       const { plot } = this, names = this.shown.map((one) => one.name);
       const what = plot.kind === "bars" ? `${plot.x} by ${plot.y}` : `${plot.y} against ${plot.x}`;
       const who = plot.series ? ` ${names.length} series: ${names.slice(0, 8).join(", ")}${names.length > 8 ? ", …" : ""}.` : "";
-      const claims = plot.marks.map((mark) => `${mark.label} ${precise(mark.value)}`).join(", ");
+      const claims = this.marks.map((mark) => `${mark.label} ${precise(mark.value)}`).join(", ");
       const best = plot.better ? ` Pareto line: ${[...new Set(this.pareto().map((p) => p.series.name))].join(", ")}.` : "";
       return `${plot.title}. ${what}.${who}${claims ? ` Lines: ${claims}.` : ""}${best} Arrow keys read points.`;
     }
@@ -179,14 +179,14 @@
       return found;
     }
 
+    get marks() { return this.plot.marks.filter((m) => !m.pick || m.pick === this.picked); }
     dash(one) { return DASHES[Math.floor(one.index / COLOURS) % DASHES.length]; }
     shape(one) { return SHAPES[Math.floor(one.index / COLOURS) % SHAPES.length]; }
-
     drawPlane() {
       const { plot, width } = this, small = width < 480;
       this.height = small ? 270 : 310;
       const points = this.shown.flatMap((one) => one.points);
-      const marksOf = (axis) => plot.marks.filter((m) => m.axis === axis && (!this.log[axis] || m.value > 0)).map((m) => m.value);
+      const marksOf = (axis) => this.marks.filter((m) => m.axis === axis && (!this.log[axis] || m.value > 0)).map((m) => m.value);
       const bottom = this.height - 42, top = 8;
       const errorBars = plot.low ? [this.table.column(plot.low), this.table.column(plot.high)] : null;
       const ends = errorBars ? points.flatMap((p) => errorBars.map((column) => column[p.row])) : [];
@@ -294,7 +294,7 @@
 
     /* Draw the lines of marks; return where they are. */
     drawMarks(xs, ys, left, top, bottom) {
-      const shown = this.plot.marks.filter((m) => !this.log[m.axis] || m.value > 0).sort((a, b) => a.value - b.value);
+      const shown = this.marks.filter((m) => !this.log[m.axis] || m.value > 0).sort((a, b) => a.value - b.value);
       return shown.map(({ axis, value, label }) => {
         const at = axis === "y" ? { y: ys.at(value) } : { x: xs.at(value) };
         const ends = axis === "y" ? { x1: left, x2: this.width - 12, y1: at.y, y2: at.y } : { x1: at.x, x2: at.x, y1: top, y2: bottom };
@@ -334,12 +334,12 @@
       const room = Math.floor(Math.min(width * 0.42, 270) / 6.9), labels = new Map(words.map((word) => [word, wrapped(word, room)]));
       const lines = Math.max(...words.map((word) => labels.get(word).length), 1);
       const tall = Math.max(plot.stacked || this.shown.length < 2 ? 24 : thick * this.shown.length + 10, 13 * lines + 8);
-      const left = 14 + 6.9 * Math.max(...words.flatMap((word) => labels.get(word).map((line) => line.length)), 3), top = plot.marks.length ? 20 : 6;
+      const left = 14 + 6.9 * Math.max(...words.flatMap((word) => labels.get(word).map((line) => line.length)), 3), top = this.marks.length ? 20 : 6;
       const bottom = top + tall * words.length + 4;
       this.height = bottom + 42;
       const lengths = new Map(words.map((word) => [word, 0]));
       for (const one of this.shown) for (const p of one.points) lengths.set(p.y, plot.stacked ? lengths.get(p.y) + p.x : Math.max(lengths.get(p.y), p.x));
-      const marks = plot.marks.filter((m) => m.axis === "x" && (!this.log.x || m.value > 0)).map((m) => m.value);
+      const marks = this.marks.filter((m) => m.axis === "x" && (!this.log.x || m.value > 0)).map((m) => m.value);
       const values = plot.stacked ? [...lengths.values()] : this.shown.flatMap((one) => one.points.map((p) => p.x));
       const low = this.log.x && plot.zero ? [Math.min(...values.filter((x) => x > 0)) / 3] : [];
       const spare = 12 + (plot.stacked ? 0 : 46);

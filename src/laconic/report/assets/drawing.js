@@ -123,7 +123,10 @@ const laconic = { charts: new Map(), colours: new Map() };
 
   /* A colour of the style; bars of names that no plot draws as a series have none of their own. */
   function colour(element, index, fill) {
-    element.style[fill ? "fill" : "stroke"] = index === null ? "var(--bar)" : `var(--c${index % COLOURS})`;
+    const paint = index === null ? "var(--bar)" : `var(--c${index % COLOURS})`;
+    element.style[fill ? "fill" : "stroke"] = paint;
+    // Bars have neither dashes nor shapes: the second name of a colour is pale with an outline.
+    if (element.tagName === "rect" && index >= COLOURS) Object.assign(element.style, { fillOpacity: 0.35, stroke: paint });
     return element;
   }
 

@@ -11,7 +11,7 @@ laconic.predictCodecs = (settings, state) => {
   for (const [label, codec] of Object.entries(profile.codecs)) {
     const sizes = codec.nbytes.any ?? codec.nbytes[workers], trained = known.some((one) => one.labels.includes(label));
     if (!sizes || (codec.local && state.every > 1) || (!codec.own && !trained)) continue; // a sum may not hold so many
-    const every = codec.local ? codec.every / codec.fragments : state.every, interval = codec.local ? codec.every : state.every;
+    const every = codec.local ? Math.floor(codec.every / codec.fragments) : state.every, interval = codec.local ? codec.every : state.every;
     const [push, pull, memory] = sizes[size], [encode_s, decode_s, add_s] = codec.times[size];
     const step_s = f.server_iteration_s(settings.ready, settings.shares, step, every, profile.spare_core, workers, rate,
       profile.byte_s, profile.fixed_s[codec.fragments][size], push, pull, encode_s, decode_s, add_s, codec.summable, codec.overlap);

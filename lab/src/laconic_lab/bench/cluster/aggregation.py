@@ -93,13 +93,13 @@ def measure_aggregation(
         for number, worker in enumerate(workers):
             worker.do("begin", number=number, address=address, job=job.to_json(), shapes=shapes, seed=seed)
         all_do(workers, "join")
-        nbytes = 2 * sum(told["nbytes"] for told in all_do(workers, "frames"))
+        nbytes = 2 * sum(answer["nbytes"] for answer in all_do(workers, "frames"))
         all_do(workers, "bare", address=f"{LOOPBACK}:{server.do('bare', host=LOOPBACK, workers=WORKERS)['port']}")
 
         answers = all_do(workers, "push", check=True)
-        if {told["digest"] for told in answers} != set(expected(job, shapes, seed)):
+        if {answer["digest"] for answer in answers} != set(expected(job, shapes, seed)):
             raise WrongResultError("the server's answer is not what the same job makes in one process")
-        if (moved := sum(told["nbytes"] for told in answers)) != nbytes:
+        if (moved := sum(answer["nbytes"] for answer in answers)) != nbytes:
             raise WrongResultError(f"a round has {nbytes} bytes of frames, but {moved} were moved")
         _, bare_nbytes = _timed(workers, "push_bare")
         if abs(bare_nbytes - nbytes) > 0.01 * nbytes:
@@ -136,12 +136,12 @@ def measure_aggregation(
 
 def _timed(workers: Sequence[Peer], what: str) -> tuple[float, int]:
     """Return the seconds from the first start to the last end, and all bytes."""
-    told = all_do(workers, what)
-    seconds = max(one["end"] for one in told) - min(one["begin"] for one in told)
-    return seconds, sum(one["nbytes"] for one in told)
+    answer = all_do(workers, what)
+    seconds = max(one["end"] for one in answer) - min(one["begin"] for one in answer)
+    return seconds, sum(one["nbytes"] for one in answer)
 
 
 def _check_traffic(server: Peer, nbytes: int, rounds: int) -> None:
-    told = server.do("traffic")
-    if told["received"] + told["sent"] != rounds * nbytes or told["version"] != rounds:
-        raise WrongResultError(f"{rounds} rounds of {nbytes} bytes: the server counted {told}")
+    answer = server.do("traffic")
+    if answer["received"] + answer["sent"] != rounds * nbytes or answer["version"] != rounds:
+        raise WrongResultError(f"{rounds} rounds of {nbytes} bytes: the server counted {answer}")

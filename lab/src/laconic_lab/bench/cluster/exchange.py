@@ -138,14 +138,14 @@ class Exchange:
         encoded = time.monotonic()
         reply = pending.result()
         came = time.monotonic()
-        told: Mapping[str, Buffer] | None = dict(zip(self.shapes, reply.frames, strict=True))
+        frames: Mapping[str, Buffer] | None = dict(zip(self.shapes, reply.frames, strict=True))
         if self._summands is not None:
-            told = self._summands.read_reply(dict(zip(self.shapes, reply.frames, strict=True)))
-        assert told is not None, "gradients that are made up are finite"
+            frames = self._summands.read_reply(dict(zip(self.shapes, reply.frames, strict=True)))
+        assert frames is not None, "gradients that are made up are finite"
         if self._steps_by_frames:
-            self._optimizer.step_frames(self.parameters, told, lr=self.job.lr)
+            self._optimizer.step_frames(self.parameters, frames, lr=self.job.lr)
         else:
-            self._decoded = [decode(frame) for frame in told.values()]
+            self._decoded = [decode(frame) for frame in frames.values()]
         end = time.monotonic()
         took = Took(began, end, encoded - began, came - encoded, end - came, sent, reply.nbytes)
         return took, reply

@@ -144,9 +144,9 @@ def measure_load(
         (folder / "frame").write_bytes(frame)
         tell("load: starting")
         server = stack.enter_context(started("server", threads))
-        told = server.do("begin", job=job.to_json(), shapes=SHAPES, host=LOOPBACK)
+        answer = server.do("begin", job=job.to_json(), shapes=SHAPES, host=LOOPBACK)
         order = {
-            "address": f"{LOOPBACK}:{told['port']}",
+            "address": f"{LOOPBACK}:{answer['port']}",
             "fingerprint": Slots.of({"w": gradient}).fingerprint,
             "version": __version__,
             "frames": [str(folder / "frame")],
@@ -164,7 +164,7 @@ def measure_load(
             _say(one, str(until))
         samples = []
         while (now := time.monotonic()) < until:
-            samples.append(Sample.of(told["pid"], now - began))
+            samples.append(Sample.of(answer["pid"], now - began))
             tell(f"load: {clients} clients, {now - began:.0f} of {seconds:.0f} s")
             time.sleep(min(EVERY, max(0.0, until - now)))
         reports = [_line(one) for one in crowd]
@@ -222,5 +222,5 @@ def _line(process: subprocess.Popen[str]) -> dict[str, Any]:
     line = process.stdout.readline()
     if not line:
         raise LaconicError("a client of a bench has ended; what it said is above")
-    told: dict[str, Any] = json.loads(line)
-    return told
+    answer: dict[str, Any] = json.loads(line)
+    return answer

@@ -60,8 +60,8 @@ class Plain:
 
     def _hello(self, fingerprint: str, version: str) -> None:
         hello = self._channel.unary_unary("/laconic.ParameterServer/Hello")
-        told = hello(note(**self._who, protocol=PROTOCOL, laconic=version, fingerprint=fingerprint), timeout=60)
-        versions = read_note(told)["versions"]
+        greeting = hello(note(**self._who, protocol=PROTOCOL, laconic=version, fingerprint=fingerprint), timeout=60)
+        versions = read_note(greeting)["versions"]
         join = self._channel.unary_unary("/laconic.ParameterServer/Join")
         read_note(join(note(**self._who, attempt=1, versions=versions, lost=False), timeout=60))
         snapshot = self._channel.unary_stream("/laconic.ParameterServer/Snapshot")

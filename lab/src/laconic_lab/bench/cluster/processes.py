@@ -47,10 +47,10 @@ class Peer:
         line = self.process.stdout.readline()
         if not line:
             raise LaconicError(f"the {self.name} has ended ({self.process.wait()}); its error output is above")
-        told: dict[str, Any] = json.loads(line)
-        if "error" in told:
-            raise WrongResultError(f"the {self.name} failed: {told['error']}")
-        return told
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise WrongResultError(f"the {self.name} failed: {answer['error']}")
+        return answer
 
     def do(self, do: str, **values: Any) -> dict[str, Any]:
         self.send(do, **values)

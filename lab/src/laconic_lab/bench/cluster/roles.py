@@ -180,9 +180,9 @@ class WorkerRole:
         """Apply the reply; return its digest if requested."""
         assert self._reply is not None
         self._here()[1].finish(self._reply)
-        told = {"digest": digest(self._reply.frames)} if check else {}
+        check_values = {"digest": digest(self._reply.frames)} if check else {}
         self._reply = None
-        return told
+        return check_values
 
     def frames(self) -> dict[str, Any]:
         """Encode frames that are pushed repeatedly."""
@@ -198,8 +198,8 @@ class WorkerRole:
         reply = client.exchange(exchange.sequence, _Numbered(self._frames), lambda: 0.0)
         end = time.monotonic()
         exchange.sequence = reply.sequence
-        told = {"digest": digest(reply.frames)} if check else {}
-        return {"begin": begin, "end": end, "nbytes": sum(map(len, self._frames)) + reply.nbytes, **told}
+        check_values = {"digest": digest(reply.frames)} if check else {}
+        return {"begin": begin, "end": end, "nbytes": sum(map(len, self._frames)) + reply.nbytes, **check_values}
 
     def bare(self, address: str) -> dict[str, Any]:
         """Connect to the bare gRPC server."""

@@ -166,7 +166,7 @@ def _measure_method(
         steps=_steps(server, workers, 3) if first <= 2 else {}, every=job.every,
     )  # fmt: skip
     _check_bytes(result, before, after, f"method {method} at {rate}")
-    if retries := sum(told["retries"] for told in all_do(workers, "end")):
+    if retries := sum(answer["retries"] for answer in all_do(workers, "end")):
         raise WrongResultError(f"method {method} at {rate}: {retries} calls were retried")
     server.do("end")
     return result
@@ -176,11 +176,11 @@ def _round(workers: Sequence[Peer], check: bool = False) -> tuple[float, list[di
     """Return the seconds from first start to last end, each worker's answer, and digests of the replies."""
     all_do(workers, "prepare")
     took = all_do(workers, "run")
-    told = all_do(workers, "finish", check=check)
+    answer = all_do(workers, "finish", check=check)
     return (
         max(one["end"] for one in took) - min(one["begin"] for one in took),
         took,
-        [one["digest"] for one in told if check],
+        [one["digest"] for one in answer if check],
     )
 
 
@@ -195,12 +195,12 @@ def _steps(server: Peer, workers: Sequence[Peer], rounds: int) -> dict[str, Any]
     before = server.do("usage")
     for _ in range(rounds):
         _round(workers)
-    after, told = server.do("usage"), server.do("marks")
-    cpu = {step: one["cpu_s"] / rounds for step, one in told["steps"].items()}
+    after, answer = server.do("usage"), server.do("marks")
+    cpu = {step: one["cpu_s"] / rounds for step, one in answer["steps"].items()}
     return {
         "server_steps_cpu_s": cpu,
         "server_frames_cpu_s": sum(cpu[step] for step in OF_FRAMES),
-        "server_steps_s": {step: one["wall_s"] / rounds for step, one in told["steps"].items()},
+        "server_steps_s": {step: one["wall_s"] / rounds for step, one in answer["steps"].items()},
         "server_cpu_s": (after["cpu_s"] - before["cpu_s"]) / rounds,
         "server_faults": (after["faults"] - before["faults"]) / rounds,
     }

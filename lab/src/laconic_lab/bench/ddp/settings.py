@@ -17,7 +17,27 @@ SPECS = ("none", "qsgd:4", "ef|topk:0.01|qsgd:4", "ef|thc:4", "ef|shared:8", "ef
 
 
 @dataclass(frozen=True)
-class DDPSettings(BenchSettings):
+class DDPTraining(BenchSettings):
+    """Settings of trainings by each exchange, which measure the time to each accuracy.
+
+    Args:
+        train: Whether to train. ``local 10 SPEC`` is then local SGD with an exchange in every tenth step.
+        data, epochs: What to train on, and how long.
+        batch: Examples per rank and step.
+        lr: Initial learning rate; it decays along half a cosine.
+        test_every: Steps between evaluations, which are not timed.
+    """
+
+    train: bool = False
+    data: str = "digits"
+    epochs: int = 2
+    batch: int = 32
+    lr: float = 0.02
+    test_every: int = 100
+
+
+@dataclass(frozen=True)
+class DDPSettings(DDPTraining):
     """Settings of the DDP benchmark.
 
     Args:
@@ -29,10 +49,6 @@ class DDPSettings(BenchSettings):
         steps: Timed steps of each exchange.
         slow_steps: Timed steps where a step takes more than two seconds.
         limit_s: An exchange whose step takes longer counts as hung. A training run has an hour.
-        train: Train the model by each exchange and measure the time to each accuracy. ``local 10 SPEC`` is then local
-            SGD with an exchange in every tenth step.
-        lr: Initial learning rate; it decays along half a cosine.
-        test_every: Steps between evaluations, which are not timed.
         paced: Use paced sockets even where root can create network namespaces.
 
     >>> DDPSettings(specs=("qsgd:4",), rates=("100mbit",)).command()
@@ -49,12 +65,6 @@ class DDPSettings(BenchSettings):
     steps: int = 9
     slow_steps: int = 3
     limit_s: float = 60.0
-    train: bool = False
-    data: str = "digits"
-    epochs: int = 2
-    batch: int = 32
-    lr: float = 0.02
-    test_every: int = 100
     paced: bool = False
     seed: int = 0
 

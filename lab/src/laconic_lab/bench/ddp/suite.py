@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
+from typing import IO, Any
 
 from laconic.errors import LaconicError
 from laconic.records import Record
@@ -19,7 +19,7 @@ from laconic_lab.bench.ddp.links import Links, connected
 from laconic_lab.bench.ddp.settings import DDPSettings
 from laconic_lab.bench.timing import quartiles
 
-__all__ = ["rank_process", "run_ddp"]
+__all__ = ["rank_processes", "run_ddp"]
 
 Tell = Callable[[str], None]
 START_S = 180.0
@@ -115,10 +115,8 @@ def _ranks(
         "data_dir": os.environ.get("LACONIC_DATA"), "epochs": settings.epochs, "lr": settings.lr,
         "test_every": settings.test_every, "program": "training" if settings.train else "rank",
     }  # fmt: skip
-    with ExitStack() as stack:
-        module = f"laconic_lab.bench.ddp.{options['program']}"
-        ranks = range(settings.ranks)
-        lines, *_ = [stack.enter_context(rank_process(links, module, options | {"rank": rank})) for rank in ranks]
+    module = f"laconic_lab.bench.ddp.{options['program']}"
+    with rank_processes(links, module, options, settings.ranks) as (lines, *_):
         current, since = "starting", time.monotonic()
         while True:
             limit = START_S if current == "starting" else TRAINING_S if settings.train else settings.limit_s
@@ -128,42 +126,48 @@ def _ranks(
                 return [], current
             if line is None:
                 raise LaconicError(f"a rank ended while measuring {current!r}; its error output is above")
-            told = json.loads(line)
-            if "results" in told:
-                results: list[dict[str, Any]] = told["results"]
+            message = json.loads(line)
+            if "results" in message:
+                results: list[dict[str, Any]] = message["results"]
                 return results, None
-            current, since = told["begin"], time.monotonic()
+            current, since = message["begin"], time.monotonic()
             tell(current)
 
 
 @contextmanager
-def rank_process(links: Links, module: str, options: dict[str, Any]) -> Iterator[queue.SimpleQueue[str | None]]:
-    """Provide a queue of the lines that a rank prints, ended by None; the block ends the process.
+def rank_processes(
+    links: Links, module: str, options: dict[str, Any], ranks: int
+) -> Iterator[list[queue.SimpleQueue[str | None]]]:
+    """Provide for each rank a queue of the lines that it prints, ended by None; the block ends the processes.
 
     Args:
-        module: A program whose argument is its options as JSON.
-        options: ``rank`` is the rank's number.
+        module: A program whose argument is its options as JSON, ``rank`` among them.
     """
-    program = [sys.executable, "-m", module, json.dumps(options)]
     # Namespaces have no name server, about which torch would warn.
     quiet = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-    process = links.popen(
-        options["rank"], program, stdout=subprocess.PIPE, text=True, start_new_session=True, env=quiet
-    )
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    processes: list[subprocess.Popen[str]] = []
+    threads: list[threading.Thread] = []
+    queues: list[queue.SimpleQueue[str | None]] = []
 
-    def read() -> None:
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
+    def read(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
+        with stream:
+            for line in stream:
                 lines.put(line)
         lines.put(None)
 
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
     try:
-        yield lines
+        for rank in range(ranks):
+            program = [sys.executable, "-m", module, json.dumps(options | {"rank": rank})]
+            process = links.popen(rank, program, stdout=subprocess.PIPE, text=True, start_new_session=True, env=quiet)
+            processes.append(process)
+            queues.append(queue.SimpleQueue())
+            threads.append(threading.Thread(target=read, args=(process.stdout, queues[-1]), daemon=True))
+            threads[-1].start()
+        yield queues
     finally:
-        process.kill()
-        process.wait()
-        thread.join()
+        for process in processes:  # all at once: a rank that outlives another prints a traceback about its connection
+            process.kill()
+        for process in processes:
+            process.wait()
+        for thread in threads:
+            thread.join()

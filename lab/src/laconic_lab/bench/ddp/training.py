@@ -82,11 +82,11 @@ def _train(name: str, options: dict[str, Any], rank: int, ranks: int) -> dict[st
 
 def _tested(task: Task, iteration: int, seconds: float, rank: int) -> list[float]:
     """Return iteration, elapsed seconds of the slowest rank, and accuracy, on rank 0."""
-    told = torch.tensor([seconds], dtype=torch.float64)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    slowest = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     accuracy = task.evaluate()["accuracy"] if rank == 0 else 0.0
     dist.barrier()
-    return [float(iteration), float(told), accuracy]
+    return [float(iteration), float(slowest), accuracy]
 
 
 def _sent(way: DDPExchange | None, local: LocalSGD | None, ranks: int, iterations: int) -> float | None:

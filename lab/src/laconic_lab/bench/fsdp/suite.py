@@ -7,14 +7,14 @@ import os
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from laconic.errors import ConfigError, LaconicError
 from laconic.records import Record
 from laconic.units import parse_time
 from laconic_lab.bench.ddp.links import Links, Namespaces, connected
-from laconic_lab.bench.ddp.suite import rank_process
+from laconic_lab.bench.ddp.suite import rank_processes
 from laconic_lab.bench.fsdp.settings import PLAIN, FSDPSettings, way_of
 from laconic_lab.bench.gpt.settings import link_parts
 from laconic_lab.network import Host, Lab, unique_name
@@ -112,10 +112,8 @@ def _results(
         "store": f"tcp://{address}:{port}", "interface": links.interface, "tasks": list(tasks), "longest": longest,
         "seed": settings.seed, "data_dir": os.environ.get("LACONIC_DATA"),
     }  # fmt: skip
-    ranks, left = range(settings.nodes * settings.shards), list(tasks)
-    with ExitStack() as stack:
-        module = "laconic_lab.bench.fsdp.rank"
-        lines, *others = [stack.enter_context(rank_process(links, module, options | {"rank": i})) for i in ranks]
+    left, module = list(tasks), "laconic_lab.bench.fsdp.rank"
+    with rank_processes(links, module, options, settings.nodes * settings.shards) as (lines, *others):
         limit, since, label = START_S, time.monotonic(), "starting"
         while True:
             try:
@@ -124,19 +122,19 @@ def _results(
                 raise LaconicError(f"{label!r} did not finish in {limit:g} s") from None
             if line is None:
                 raise LaconicError(f"a rank ended while measuring {label!r}; its error output is above")
-            told = json.loads(line)
-            if "end" in told:
+            message = json.loads(line)
+            if "end" in message:
                 for each in (lines, *others):
                     with suppress(queue.Empty):
                         while each.get(timeout=END_S) is not None:
                             pass
                 return
-            if "result" in told:
-                yield left.pop(0), told["result"]
+            if "result" in message:
+                yield left.pop(0), message["result"]
                 limit, since = START_S, time.monotonic()
-            elif "begin" in told:
-                label = told["begin"]["way"]
+            elif "begin" in message:
+                label = message["begin"]["way"]
                 limit, since = settings.limit_s, time.monotonic()
                 tell(label)
-            elif told["step"] % 10 == 0:
-                tell(f"{label}, step {told['step']}")
+            elif message["step"] % 10 == 0:
+                tell(f"{label}, step {message['step']}")

@@ -1,4 +1,4 @@
-"""Ways to train the GPT on several ranks: torch's DDP with its hooks, dense DiLoCo, and laconic's LocalSGD."""
+"""Ways to train the GPT on several ranks: DDP with torch's hooks and with laconic's, dense DiLoCo, and LocalSGD."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from laconic.collective import LocalSGD, muon
+from laconic.collective import Attachment, LocalSGD, attach, muon
 
 __all__ = [
     "CLIP", "DEFAULT", "METHODS", "Method", "Trainer", "evaluate", "loss_of", "optimizers_of", "powersgd_phase", "rate",
@@ -44,7 +44,8 @@ class Method:
         optimizer: ``adamw``, ``muon`` (AdamW for vectors, embeddings and head) or, for checks, ``sgd``.
         hook: torch's DDP hook: ``fp16``, ``powersgd`` or none.
         every: Local steps between exchanges with ``LocalSGD``; 0 exchanges gradients with DDP.
-        codec, outer, fragments, overlap: Arguments of ``LocalSGD``.
+        codec: Codec of ``LocalSGD``, or of ``laconic.attach`` where gradients are exchanged.
+        outer, fragments, overlap: Arguments of ``LocalSGD``.
         stretch: How many times as long it trains as DDP; None: as the settings say.
     """
 
@@ -60,7 +61,7 @@ class Method:
 
     @property
     def ours(self) -> bool:
-        return self.every > 0 and self.codec != "none"
+        return self.codec != "none"
 
     @property
     def period(self) -> int:
@@ -86,8 +87,10 @@ METHODS = {
         "laconic: AdamW, every 32, `ef|sign`, 2 fragments", "adamw", None, 32, "ef|sign", fragments=2, overlap=12
     ),
     "laconic-adamw-8": Method("laconic: AdamW, every 8, `ef|sign`", "adamw", None, 8, "ef|sign", stretch=1.25),
+    "laconic-qsgd": Method("laconic: AdamW, `qsgd:4` of gradients", codec="qsgd:4"),
+    "laconic-thc": Method("laconic: AdamW, `ef|thc:4` of gradients", codec="ef|thc:4"),
 }  # fmt: skip
-DEFAULT = ("ddp", "fp16", "powersgd", "diloco", "laconic-sign", "laconic-topk", "laconic-adamw", "laconic-adamw-8")
+DEFAULT = tuple(name for name, method in METHODS.items() if method.optimizer == "adamw" or method.ours)
 
 
 def steps_of(method: str, steps: int, stretch: float) -> int:
@@ -113,6 +116,7 @@ class Trainer:
         self.method, self.model = method, model
         self.optimizers = optimizers_of(method.optimizer, model, lr, muon_lr)
         self.local: LocalSGD | None = None
+        self.attached: Attachment | None = None
         self.module = model
         if method.every:
             self.local = LocalSGD(
@@ -121,7 +125,9 @@ class Trainer:
             )  # fmt: skip
         else:
             start = powersgd_phase(steps) if powersgd_start is None else powersgd_start
-            self.module = _data_parallel(method.hook, model, start)
+            module = self.module = _data_parallel(method.hook, model, start)
+            if method.ours:
+                self.attached = attach(module, method.codec)
         self.schedules = [
             torch.optim.lr_scheduler.LambdaLR(each, lambda step: rate(step, steps)) for each in self.optimizers
         ]
@@ -174,6 +180,8 @@ class Trainer:
     def finish(self) -> None:
         if self.local is not None:
             self.local.finish()
+        if self.attached is not None:
+            self.attached.detach()
 
 
 def update(

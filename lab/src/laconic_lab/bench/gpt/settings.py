@@ -14,6 +14,7 @@ from laconic_lab.bench.settings import BenchSettings
 __all__ = ["UNSHAPED", "GPTSettings", "TrainingSettings", "build_gpt", "link_parts", "show_link"]
 
 UNSHAPED = "unshaped"
+NO_LINK = "none"
 PLAIN = "ddp"
 CONFIRMED = (PLAIN, "laconic-sign", "laconic-adamw", "laconic-adamw-8")
 """Methods of which all steps are timed over one link, to confirm the times composed from some steps."""
@@ -60,7 +61,7 @@ class GPTSettings(TrainingSettings):
 
     Args:
         ranks: Numbers of single-threaded processes.
-        links: Rates with delays, such as ``100mbit+50ms``, or ``unshaped``.
+        links: Rates with delays, such as ``100mbit+50ms``, or ``unshaped``; ``none`` alone measures losses, not times.
         methods: Names of ``METHODS``; ``ddp``, whose last loss is the goal, is always included.
         steps: Steps of each training whose steps all exchange gradients.
         stretch: Methods with local steps, which cost less, train so many times as long, with a schedule to match.
@@ -87,7 +88,7 @@ class GPTSettings(TrainingSettings):
         for name in self.methods:
             if name not in METHODS:
                 raise ConfigError(f"--methods must be of {', '.join(METHODS)}, got {name!r}")
-        for link in self.links:
+        for link in self.timed_links:
             link_parts(link)
         for count in self.ranks:
             if count < 2:
@@ -101,6 +102,11 @@ class GPTSettings(TrainingSettings):
             self, ranks=(2,), links=(UNSHAPED,), methods=("ddp", "laconic-topk"), steps=20, width=32, layers=2,
             heads=2, context=16, eval_every=10, eval_windows=32,
         )  # fmt: skip
+
+    @property
+    def timed_links(self) -> tuple[str, ...]:
+        """Links over which steps are timed."""
+        return () if self.links == (NO_LINK,) else self.links
 
     def timed(self, method: str, *, everything: bool) -> int:
         """Return how many steps of a method are timed over a link: its first exchange and several more, or all."""

@@ -7,7 +7,7 @@ import os
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from laconic.errors import LaconicError
 from laconic.records import Record
 from laconic.units import parse_time
 from laconic_lab.bench.ddp.links import Links, connected
-from laconic_lab.bench.ddp.suite import rank_process
+from laconic_lab.bench.ddp.suite import rank_processes
 from laconic_lab.bench.gpt.compose import composed, curve, reached
 from laconic_lab.bench.gpt.methods import METHODS, steps_of
 from laconic_lab.bench.gpt.settings import PLAIN, GPTSettings, link_parts
@@ -47,7 +47,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         s = self.settings
-        self.total = len(s.ranks) * (1 + len(s.methods) * (1 + len(s.links)))
+        self.total = len(s.ranks) * (1 + len(s.methods) * (1 + len(s.timed_links)))
 
     def find(self, kind: str, **values: Any) -> Record | None:
         """Return the finished Record of the same work, if there is one."""
@@ -82,7 +82,7 @@ def run_gpt(
     run = _Run(settings, list(finished), save, progress)
     for ranks in settings.ranks:
         _losses(run, ranks)
-        for link in settings.links:
+        for link in settings.timed_links:
             _times(run, ranks, link)
     return run.records
 
@@ -110,7 +110,8 @@ def _losses(run: _Run, ranks: int) -> None:
                 continue
             if failed and task["method"] == PLAIN:
                 raise LaconicError(f"plain DDP failed: {result['failed']}")
-            run.add("bench.gpt.loss", ranks=ranks, method=task["method"], **({"failed": None} | result))
+            title = METHODS[task["method"]].title
+            run.add("bench.gpt.loss", ranks=ranks, method=task["method"], title=title, **({"failed": None} | result))
 
 
 def _times(run: _Run, ranks: int, link: str) -> None:
@@ -204,8 +205,7 @@ def _in_processes(
         "seed": run.settings.seed, "data_dir": os.environ.get("LACONIC_DATA"),
     }  # fmt: skip
     module = "laconic_lab.bench.gpt.rank"
-    with ExitStack() as stack:
-        lines, *others = [stack.enter_context(rank_process(links, module, options | {"rank": i})) for i in range(ranks)]
+    with rank_processes(links, module, options, ranks) as (lines, *others):
         limit, since, label = START_S, time.monotonic(), "starting"
         while True:
             try:
@@ -216,19 +216,19 @@ def _in_processes(
             if line is None:
                 yield {"failed": "a rank ended; its error output is above"}
                 return
-            told = json.loads(line)
-            if "end" in told:
+            message = json.loads(line)
+            if "end" in message:
                 _wait_for_end([lines, *others])
                 return
-            if "result" in told:
-                yield told["result"]
+            if "result" in message:
+                yield message["result"]
                 limit, since = START_S, time.monotonic()
-            elif "begin" in told:
-                label = f"{ranks} ranks, {where}: {told['begin']['method']}"
+            elif "begin" in message:
+                label = f"{ranks} ranks, {where}: {message['begin']['method']}"
                 limit, since = run.settings.limit_s, time.monotonic()
                 run.tell(label)
-            elif told["step"] % 10 == 0:
-                run.tell(f"{label}, step {told['step']}")
+            elif message["step"] % 10 == 0:
+                run.tell(f"{label}, step {message['step']}")
 
 
 def _wait_for_end(lines: Sequence[queue.SimpleQueue[str | None]]) -> None:

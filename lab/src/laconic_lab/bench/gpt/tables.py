@@ -100,7 +100,9 @@ def _verdicts(link: str, by_method: Mapping[str, Mapping[str, Any]]) -> list[tup
         return []  # another model or too few steps
     fast = {name: v["reached_s"] for name, v in ours.items() if v["reached_s"] is not None}
     stock = {
-        name: v["reached_s"] for name, v in by_method.items() if not METHODS[name].every and v["reached_s"] is not None
+        name: v["reached_s"]
+        for name, v in by_method.items()
+        if not (METHODS[name].every or METHODS[name].ours) and v["reached_s"] is not None
     }
     if link == JUDGED_LINK and ours and stock:
         best = min(stock, key=stock.__getitem__)
@@ -108,7 +110,9 @@ def _verdicts(link: str, by_method: Mapping[str, Mapping[str, Any]]) -> list[tup
         gain = 0.0 if mine is None else stock[best] / fast[mine]
         text = f"ours reaches plain DDP's loss {gain:.1f} times as fast as {METHODS[best].title}, at least {SPEED_UP:g}"
         verdicts.append(_verdict(gain >= SPEED_UP, text))
-    for v in ours.values():
+    for name, v in ours.items():
+        if not METHODS[name].every:
+            continue  # who exchanges gradients in every step waits for them
         text = f"{v['title']} waits {100 * v['waiting_share']:.1f} % of the time, under {100 * WAITING:g} %"
         verdicts.append(_verdict(v["waiting_share"] < WAITING, text))
     for v in by_method.values():

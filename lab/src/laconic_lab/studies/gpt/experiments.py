@@ -15,6 +15,8 @@ SEEDS = {"large": (0, 1, 2)}
 """Seeds of an experiment; (0,) where none are given."""
 ADAMW_LR, MUON_LR = 2e-3, 1e-3
 """The best of the rates tried in the experiment ``rates``."""
+LONG_STEP: dict[str, Any] = {"lr": 0.7 * MUON_LR, "outer_lr": 1.8, "decay": 0.9}
+"""Shorter local steps, a longer outer one, and residuals that fade: the best of ``at_equal_bytes``."""
 
 
 def adamw(**changes: Any) -> Setting:
@@ -90,8 +92,32 @@ def ablations() -> Iterator[Setting]:
     yield replace(base, final=0.0, pace="rate")
     yield replace(base, final=0.3)
     yield replace(base, final=0.3, outer_lr=1.5)
-    yield replace(base, pace="late", outer_lr=1.5)
     yield replace(base, lr=MUON_LR / 2, outer_lr=2.0)
+    yield from at_equal_bytes()
+
+
+def at_equal_bytes() -> Iterator[Setting]:
+    """Yield ways to spend about 1/2,000 of the bytes, and then about 1/500, beside signs every 64 or 16 steps."""
+    factor = {"outer_lr": 1.5}
+    yield streamed(64, pace="late", **factor)
+    for every, codec in (
+        (37, "topk:0.1,code=rans|sign"), (49, "topk:0.15,code=rans|sign"), (69, "topk:0.25,code=rans|sign"),
+        (22, "topk:0.05,code=rans|sign"), (74, "topk:0.015625,code=rans|sign + sign"), (93, "bins:2|rans"),
+    ):  # fmt: skip
+        yield streamed(every, codec, **factor)
+    yield streamed(69, up="sign", down="topk:0.015625,code=rans|sign + sign", **factor)
+    yield streamed(64, decay=0.9, **factor)
+    yield streamed(64, lr=0.7 * MUON_LR, outer_lr=1.8)
+    yield streamed(64, **LONG_STEP)
+    yield streamed(64, fragments=12, **LONG_STEP)
+    yield streamed(64, fragments=1, **factor)
+    for exponent in (0.75, 1.0):
+        yield streamed(64, outer_norm=exponent)
+    yield streamed(64, outer_norm=0.5, outer_flat=0.5)
+    yield streamed(16, outer_lr=1.3)
+    yield streamed(16, outer_norm=1.0)
+    yield streamed(9, "topk:0.1,code=rans|sign", outer_lr=1.3)
+    yield streamed(18, "topk:0.25,code=rans|sign", outer_lr=1.3)
 
 
 def workers() -> Iterator[Setting]:
@@ -114,11 +140,12 @@ def large() -> Iterator[Setting]:
     """Yield the claims at 30 M parameters, then the same with a plain mean."""
     size: dict[str, Any] = {"size": "30m", "batch": 128, "steps": 3000, "warmup": 150}
     yield adamw(**{**size, "lr": 1e-3})
-    yield streamed(65, outer_lr=1.6, **size)
-    yield streamed(98, workers=4, outer_lr=1.4, **size)
+    yield streamed(65, **LONG_STEP, **size)
+    yield streamed(98, workers=4, **LONG_STEP, **size)
     yield muon(**size)
-    yield streamed(16, outer_lr=1.3, **size)
-    yield streamed(64, workers=16, outer_lr=1.6, **size)
+    yield streamed(16, **LONG_STEP, **size)
+    yield streamed(64, workers=16, **LONG_STEP, **size)
+    yield streamed(65, outer_lr=1.6, **size)
     yield adamw(**size)
     yield streamed(64, **size)
     yield streamed(96, workers=4, **size)
@@ -127,13 +154,18 @@ def large() -> Iterator[Setting]:
 def confirmation() -> Iterator[Setting]:
     size: dict[str, Any] = {"size": "126m", "batch": 128, "steps": 3000, "warmup": 150}
     yield adamw(lr=1e-3, **size)
-    yield streamed(64, **size)
+    yield streamed(65, **LONG_STEP, **size)
 
 
 def positions() -> Iterator[Setting]:
-    """Yield short trainings whose last changes are coded by several codecs."""
+    """Yield short trainings whose last changes are coded in many ways: with dense signs, then one of 64 values."""
     yield streamed(64, steps=640)
     yield _adamw_local("AdamW, every 64, sign", 64, up="sign", down="sign", fragments=4, steps=640)
+    size: dict[str, Any] = {"fragments": 1, "workers": 4, "batch": 32, "steps": 640}
+    sparse = "topk:0.015625|sign"
+    yield streamed(20, sparse, **size)
+    yield streamed(20, "topk:0.015625,chunk=64,code=rank|sign", **size)
+    yield _adamw_local(f"AdamW, every 20, {sparse}", 20, up=sparse, down=sparse, **size)
 
 
 _SETTINGS: dict[str, Callable[[], Iterator[Setting]]] = {

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from laconic.frames import decode, encode
 from laconic_lab.studies.gpt.model import Slots
+from laconic_lab.studies.gpt.simulated import BESIDE
 
 __all__ = ["FrameLog"]
 
@@ -44,10 +45,14 @@ class FrameLog:
         self._counts[key] += values.shape[0]
         if len(self._sizes[key]) < self.samples and seen & (seen - 1) == 0:
             row = values[0].contiguous()
-            frame = encode(row.view(slots.shape) if len(slots.shape) > 1 else row, spec)
-            self._sizes[key].append(round(len(frame) * times))
+            expected, nbytes = torch.zeros_like(row), 0
+            for part in spec.split(BESIDE):
+                rest = row - expected
+                frame = encode(rest.view(slots.shape) if len(slots.shape) > 1 else rest, part)
+                nbytes += len(frame)
+                expected += decode(frame).view(-1).to(row.device)
+            self._sizes[key].append(round(nbytes * times))
             self.compared += 1
-            expected = decode(frame).view(-1).to(row.device)
             scale = float(row.abs().max()) or 1.0
             if not torch.allclose(decoded[0], expected, rtol=TOLERANCE, atol=TOLERANCE * scale):
                 self.differing += 1

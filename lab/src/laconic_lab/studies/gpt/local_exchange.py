@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from laconic_lab.studies.gpt.frames import FrameLog
+from laconic_lab.studies.gpt.inner import orthogonalized
 from laconic_lab.studies.gpt.model import Replicas, Slots
 from laconic_lab.studies.gpt.settings import EVEN, LATE, PROGRESS, Setting
 from laconic_lab.studies.gpt.simulated import simulated
@@ -25,7 +26,7 @@ class _Pending:
     """An exchange whose means are applied after step ``due``."""
 
     due: int
-    means: list[tuple[slice, Tensor]] = field(default_factory=list)
+    means: list[tuple[slice, Slots, Tensor]] = field(default_factory=list)
     starts: list[Tensor] = field(default_factory=list)
     """The workers' parameters when it began, if it overlaps with training."""
     kept: dict[int, Tensor] = field(default_factory=dict)
@@ -43,8 +44,8 @@ class LocalExchange:
         self.residuals = torch.zeros_like(replicas.rows) if lossy and setting.decay and not setting.carry else None
         self.mean_residual = torch.zeros_like(self.anchor) if setting.decay and not setting.gather else None
         self.velocity = torch.zeros_like(self.anchor) if setting.outer_momentum else None
-        self.watch: Callable[[Slots, int, Tensor], None] | None = None
-        """Sees what the first worker has to send: slots of one shape, the first of them, and the values."""
+        self.watch: Callable[[Slots, int, Tensor, Tensor], None] | None = None
+        """Sees the slots of one shape, the first of them, what all workers have to send, and what they send."""
         self._pending: _Pending | None = None
         self.fragments = _fragments(replicas.shape.slots, setting.fragments)
         self._clock = _exchanges_by_step(setting)
@@ -97,9 +98,9 @@ class LocalExchange:
             change = self.anchor[span] - rows[:, span]
             if self.residuals is not None and not exempt:
                 change.add_(self.residuals[:, span], alpha=setting.decay)
-            if self.watch is not None:
-                self.watch(slots, first, change[0])
             sent = simulated(up).decode(change.view(-1, *shape)).view_as(change)
+            if self.watch is not None:
+                self.watch(slots, first, change, sent)
             self.frames.add(slots, "up", up, change[0].view(shape), sent[0].view(shape))
             if setting.gather:
                 self.frames.add(slots, "down", up, change[0].view(shape), sent[0].view(shape), times=others)
@@ -107,8 +108,10 @@ class LocalExchange:
             if self.residuals is not None and not exempt:
                 self.residuals[:, span] = change
             mean = self._mean(sent)
+            if setting.outer_norm and not exempt:
+                mean = _lengthened(mean.view(shape), sent.view(-1, *shape), setting.outer_norm).view(-1)
             if setting.outer_first:
-                mean = self._outer(mean, span)
+                mean = self._outer(mean, span, slots)
             if not setting.gather:
                 if self.mean_residual is not None and not exempt:
                     mean.add_(self.mean_residual[span], alpha=setting.decay)
@@ -117,7 +120,7 @@ class LocalExchange:
                 if self.mean_residual is not None and not exempt:
                     torch.sub(mean, decoded, out=self.mean_residual[span])
                 mean = decoded
-            pending.means.append((span, mean))
+            pending.means.append((span, slots, mean))
             if setting.overlap:
                 pending.starts.append(rows[:, span].clone())
             if setting.carry and not exempt:
@@ -128,9 +131,9 @@ class LocalExchange:
     def _apply(self, pending: _Pending) -> None:
         """Move the global model by the means, and the workers to it."""
         setting, rows = self.setting, self.replicas.rows
-        for i, (span, mean) in enumerate(pending.means):
+        for i, (span, slots, mean) in enumerate(pending.means):
             theta, part = self.anchor[span], rows[:, span]
-            theta.sub_(mean if setting.outer_first else self._outer(mean, span))
+            theta.sub_(mean if setting.outer_first else self._outer(mean, span, slots))
             if not pending.starts:
                 part.copy_(theta.expand_as(part))
             elif setting.merge == PROGRESS:
@@ -145,14 +148,34 @@ class LocalExchange:
             return sent.mean(0)
         return sent.sum(0) / (sent != 0).sum(0).clamp(min=1)
 
-    def _outer(self, mean: Tensor, span: slice) -> Tensor:
+    def _outer(self, mean: Tensor, span: slice, slots: Slots) -> Tensor:
         """Return the outer optimizer's step for a mean change."""
         lr, momentum = self.setting.outer_lr, self.setting.outer_momentum
+        if self.setting.outer_flat and slots.hidden:
+            mean = torch.lerp(mean, _flattened(mean.view(-1, *slots.shape)).reshape(-1), self.setting.outer_flat)
         if self.velocity is None:
             return mean * lr
         velocity = self.velocity[span]
         velocity.mul_(momentum).add_(mean)
         return (velocity * momentum + mean) * lr
+
+
+def _lengthened(mean: Tensor, sent: Tensor, exponent: float) -> Tensor:
+    """Return the mean of each slot times a power of the messages' mean norm over its own norm.
+
+    Args:
+        mean: [slots, values].
+        sent: [workers, slots, values].
+    """
+    norm = torch.linalg.vector_norm(mean, dim=1).clamp(min=torch.finfo(mean.dtype).tiny)
+    return mean * (torch.linalg.vector_norm(sent, dim=2).mean(0) / norm).pow(exponent)[:, None]
+
+
+def _flattened(matrices: Tensor) -> Tensor:
+    """Return matrices with the singular vectors and the norm of the given ones, and nearly equal singular values."""
+    norm = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
+    flat = orthogonalized(matrices).float()
+    return flat * (norm / torch.linalg.vector_norm(flat, dim=(1, 2), keepdim=True).clamp(min=1e-7))
 
 
 def _exchanges_by_step(setting: Setting) -> list[float]:

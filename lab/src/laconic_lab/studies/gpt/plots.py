@@ -38,7 +38,7 @@ def _bytes(results: Results) -> Plot:
     for part, name in PARTS.items():
         row = results.best(part, ADAMW)
         if row is not None:
-            marks.append(Mark("y", row.loss, f"{ADAMW}, {name}"))
+            marks.append(Mark("y", row.loss, f"{ADAMW}, {name}", pick=name))
     columns = ("size", "family", "method", "setting", "workers", "seed", "times fewer bytes", "loss, nats a byte")
     return Plot("gpt-bytes", "Loss against bytes", "Both directions, headers included; float32 DDP is 1.", "points",
                 Data(columns, rows), "times fewer bytes", "loss, nats a byte", series="family", pick="size",

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypedDict
 
 from laconic.records import Record
 from laconic_lab.studies import study
+from laconic_lab.studies.gpt.positions import CONTEXTS
 from laconic_lab.studies.gpt.positions import KIND as POSITIONS
 from laconic_lab.studies.gpt.runner import KIND
 from laconic_lab.studies.gpt.settings import LOCAL, Setting
@@ -27,9 +28,15 @@ _RunFields = TypedDict("_RunFields", {  # noqa: UP013
     "frames_other": int, "corpus": str,
 })  # fmt: skip
 _PositionFields = TypedDict("_PositionFields", {  # noqa: UP013
-    "method": str, "optimizer": str, "spec": str, "bits_per_sent": Positive, "kept": Count, "arrived": float,
+    "method": str, "size": str, "optimizer": str, "spec": str, "bits_per_sent": Positive, "kept": Count,
+    "arrived": float,
 })  # fmt: skip
-SETTING = tuple(field.name for field in fields(Setting))
+_ContextFields = TypedDict("_ContextFields", {  # noqa: UP013
+    "method": str, "size": str, "steps": Count, "workers": Count, "matrices": str, "sent": Count,
+    "positions": dict[str, float], "signs": dict[str, float], "selections": dict[str, list[float]],
+})  # fmt: skip
+SETTING = {each.name: each.default for each in fields(Setting)}
+"""Fields with their defaults, which hold for Records older than a field."""
 
 
 class Row(study.Runs):
@@ -57,7 +64,7 @@ class Row(study.Runs):
 class Results(study.Results):
     """Runs by experiment and setting."""
 
-    schemas: ClassVar[Mapping[str, Any]] = {KIND: _RunFields, POSITIONS: _PositionFields}
+    schemas: ClassVar[Mapping[str, Any]] = {KIND: _RunFields, POSITIONS: _PositionFields, CONTEXTS: _ContextFields}
 
     def __init__(self, records: Iterable[Record]) -> None:
         super().__init__(records)
@@ -68,6 +75,14 @@ class Results(study.Results):
     def positions(self) -> list[Mapping[str, Any]]:
         """Codecs of changes that send one of 64 values."""
         return self.of_kind(POSITIONS)
+
+    @property
+    def contexts(self) -> dict[tuple[str, str], dict[str, Mapping[str, Any]]]:
+        """Ideal bits by context and by selection, of groups of matrices; by a training's name and size."""
+        found: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+        for values in self.of_kind(CONTEXTS):
+            found.setdefault((values["method"], values["size"]), {})[values["matrices"]] = values
+        return found
 
     def of(self, part: str) -> list[Row]:
         return self.rows.get(part, [])

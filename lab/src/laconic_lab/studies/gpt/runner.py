@@ -46,7 +46,7 @@ def run(
     chosen = settings if settings is not None else settings_of(experiment, models, methods)
     counted = SEEDS.get(experiment, (0,)) if seeds is None else seeds
     if experiment == "positions":
-        return measure_positions(chosen, log, corpus, where)
+        return measure_positions(chosen, log, corpus, where, iterations)
     if records is not None:
         _reuse(
             records,

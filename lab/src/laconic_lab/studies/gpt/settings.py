@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from laconic.errors import ConfigError
 from laconic_lab.studies.gpt.model import SIZES
+from laconic_lab.studies.text_runs import TextTraining
 
 __all__ = ["EVEN", "GRADIENTS", "LATE", "LOCAL", "PROGRESS", "RATE", "Setting"]
 
@@ -19,7 +19,7 @@ GRADIENTS = ("ddp", "codec", "powersgd", "onebit-adam", "demo")
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(TextTraining):
     """One run without its seed.
 
     Args:
@@ -28,11 +28,8 @@ class Setting:
         size: One of ``SIZES``.
         workers: Number of replicas.
         batch: Windows of all workers together in one step.
-        steps: Steps of the inner optimizer.
-        warmup: Steps over which the learning rate grows.
-        final: Last learning rate over the largest one; in between half a cosine wave.
         optimizer: ``adamw``, or ``muon`` for hidden matrices with AdamW for the rest.
-        lr: AdamW's largest learning rate; Muon's is ``muon_factor`` times as large.
+        muon_factor: Muon's learning rate over AdamW's, which is ``lr``.
         momentum: Muon's.
         every: Local steps between two exchanges of a parameter.
         pace: ``even``: every interval has this many steps; ``rate``: as many exchanges, but intervals are in inverse
@@ -44,6 +41,9 @@ class Setting:
         outer_lr: Factor of the mean.
         outer_momentum: Nesterov momentum of the outer step; 0 is a plain mean.
         outer_first: Whether the outer step comes before the mean is coded (at its owner) instead of after (everywhere).
+        outer_norm: Exponent of the factor by which the mean of a matrix is shorter than the workers' messages: 1 gives
+            the mean their length, 0 leaves it as it is.
+        outer_flat: Share of the outer step whose singular values are made equal, at the same norm, as Muon does.
         carry: Share of its own residual that a worker keeps in its parameters.
         fragments: Groups of matrices that are exchanged in turns.
         overlap: Steps that a fragment's exchange takes beside training.
@@ -60,11 +60,7 @@ class Setting:
     size: str = "7m"
     workers: int = 8
     batch: int = 64
-    steps: int = 2000
-    warmup: int = 100
-    final: float = 0.1
     optimizer: str = "adamw"
-    lr: float = 1e-3
     muon_factor: float = 20.0
     momentum: float = 0.95
     weight_decay: float = 0.1
@@ -77,6 +73,8 @@ class Setting:
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
     outer_first: bool = False
+    outer_norm: float = 0.0
+    outer_flat: float = 0.0
     carry: float = 0.0
     fragments: int = 1
     overlap: int = 0
@@ -100,13 +98,6 @@ class Setting:
             raise ConfigError(f"overlap must be at most every / fragments, got {self.overlap}")
         if self.batch % self.workers:
             raise ConfigError(f"batch must be a multiple of {self.workers} workers, got {self.batch}")
-
-    def learning_rate(self, step: int) -> float:
-        """Return AdamW's learning rate of a step, counted from 0."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        progress = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.lr * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress)))
 
     def values(self) -> dict[str, Any]:
         """Return the fields for Records."""

@@ -19,8 +19,12 @@ from laconic.codecs.topk import TopK, num_kept
 from laconic.errors import ConfigError
 from laconic.kernels.interface import BinCoding
 
-__all__ = ["Simulated", "simulated"]
+__all__ = ["BESIDE", "Simulated", "simulated"]
 
+BESIDE = " + "
+"""Between two codecs of one message: the second one codes what the first one leaves."""
+
+CODERS = ("huffman", "rans")
 CASTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -28,7 +32,9 @@ class Simulated:
     """The decoder's view of a codec: ``topk`` (also by chunks), ``sign``, ``bins``, a cast, or ``none``."""
 
     def __init__(self, spec: str) -> None:
+        spec, _, rest = spec.partition(BESIDE)
         self.spec = spec
+        self.rest = simulated(rest) if rest else None
         self.topk: TopK | None = None
         self.sign: Sign | None = None
         self.bins: Bins | None = None
@@ -42,7 +48,7 @@ class Simulated:
                 self.bins = stage
             elif stage.name in CASTS:
                 self.cast = CASTS[stage.name]
-            elif not isinstance(stage, Raw):
+            elif not isinstance(stage, Raw) and stage.name not in CODERS:
                 raise ConfigError(f"the study does not compute the stage {stage.name!r} of {spec!r}")
 
     @property
@@ -53,10 +59,14 @@ class Simulated:
         """Return what a receiver decodes of x [..., n], one slot in each row."""
         rows = x.reshape(-1, x.shape[-1])
         if self.topk is None:
-            return self._values(rows).view_as(x)
-        indices = _kept(rows, self.topk)
-        values = self._values(rows.gather(1, indices))
-        return torch.zeros_like(rows).scatter_(1, indices, values).view_as(x)
+            decoded = self._values(rows)
+        else:
+            indices = _kept(rows, self.topk)
+            values = self._values(rows.gather(1, indices))
+            decoded = torch.zeros_like(rows).scatter_(1, indices, values)
+        if self.rest is not None:
+            decoded = decoded + self.rest.decode(rows - decoded)
+        return decoded.view_as(x)
 
     def _values(self, rows: Tensor) -> Tensor:
         if self.sign is not None:

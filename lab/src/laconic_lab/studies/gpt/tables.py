@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from laconic_lab.studies.gpt.contexts import POSITIONS, SIGNS
 from laconic_lab.studies.gpt.results import Results, Row
+from laconic_lab.studies.gpt.selections import CHUNKS, PRICES
 from laconic_lab.studies.gpt.settings import Setting
 from laconic_lab.studies.tables import Table, make_table
 
@@ -24,6 +27,8 @@ def make_tables(results: Results) -> list[Table]:
         _methods(results, "ablations", "Ingredients, 7 M parameters"),
         _methods(results, "rates", "Learning rates, 7 M parameters"),
         _positions(results),
+        _contexts(results),
+        _selections(results),
         _compared(results),
     ]
 
@@ -42,6 +47,8 @@ def describe(row: Row) -> str:
         "outer_lr",
         "outer_momentum",
         "outer_first",
+        "outer_norm",
+        "outer_flat",
         "carry",
         "fragments",
         "overlap",
@@ -84,10 +91,58 @@ def step_seconds(row: Row, rate: float, latency_s: float) -> float:
 
 def _positions(results: Results) -> Table:
     rows = [
-        (values["method"], f"`{values['spec']}`", f"{values['bits_per_sent']:.2f}", f"{100 * values['arrived']:.1f} %")
+        (
+            values["method"], values["size"], f"`{values['spec']}`", f"{values['bits_per_sent']:.2f}",
+            f"{100 * values['arrived']:.1f} %",
+        )
         for values in results.positions
+    ]  # fmt: skip
+    columns = ("training", "size", "codec", "bits a sent value", "squared norm sent")
+    return make_table("Bits of a sent value", columns, rows)
+
+
+def _by_group(results: Results, cell: Callable[[Mapping[str, Any]], str]) -> list[str]:
+    """Return a cell for each training and group of matrices, in the order of ``_groups``."""
+    return [cell(values) for groups in results.contexts.values() for values in groups.values()]
+
+
+def _groups(results: Results) -> list[str]:
+    return [
+        f"{method}, {size}: {group}" for (method, size), groups in results.contexts.items() for group in groups
+    ]  # fmt: skip
+
+
+def _contexts(results: Results) -> Table:
+    rows = [
+        (way[:-1], context, *_by_group(results, lambda values: _number(values[way].get(context))))  # noqa: B023
+        for way, contexts in (("positions", POSITIONS), ("signs", SIGNS))
+        for context in contexts
+        if results.contexts
     ]
-    return make_table("Bits of a sent value", ("training", "codec", "bits a sent value", "squared norm sent"), rows)
+    return make_table("Bits by context", ("what is coded", "context", *_groups(results)), rows)
+
+
+def _number(bits: float | None) -> str:
+    return "–" if bits is None else f"{bits:.2f}"
+
+
+def _selections(results: Results) -> Table:
+    names = {"the largest values": None, **{f"the largest of each {chunk}": f"chunk {chunk}" for chunk in CHUNKS}}
+    names |= {f"a bit must earn {price:g} of the least square": f"price {price:g}" for price in PRICES}
+    names["any, if values were independent: the least information"] = "least information"
+
+    def cell(values: Mapping[str, Any], name: str | None) -> str:
+        if name is None:
+            return f"{values['positions']['none']:.2f}, 100 %"
+        bits, share = values["selections"][name]
+        return f"{bits:.2f}, {100 * share:.1f} %"
+
+    rows = [
+        (shown, *_by_group(results, lambda values: cell(values, name)))  # noqa: B023
+        for shown, name in names.items()
+        if results.contexts
+    ]
+    return make_table("Bits by selection", ("selection", *_groups(results)), rows)
 
 
 def _compared(results: Results) -> Table:

@@ -48,14 +48,9 @@ class Setting(StepperSetting):
         rules: Patterns of layers with another scheme, or ``dense``.
         codec: Summable codec of the gradients: ``ef|thc:2``, ``ef|shared:4``, …; ``none`` for float32.
         small: The same for tensors below 4,096 values.
-        workers: Number of workers; they share a batch.
         carry: Whether scales are those of the round before, as on the server, or agreed in the same round.
         at_renewal: What happens to the momentum of a subspace that is renewed: ``forget`` it, or ``spend`` it on the
             weights at once.
-        batch: Images of a worker in an iteration.
-        lr: Highest learning rate.
-        ramp: Epochs of warm-up.
-        holdout: Fraction of the training images that is held out.
     """
 
     model: str
@@ -64,14 +59,8 @@ class Setting(StepperSetting):
     rules: tuple[tuple[str, str], ...] = ()
     codec: str = "none"
     small: str = "shared:16"
-    workers: int = 2
     carry: bool = True
     at_renewal: str = "spend"
-    batch: int = 64
-    lr: float = 0.05
-    ramp: float = 2
-    decay: float = 0.0
-    holdout: float = 0.02
 
     @property
     def name(self) -> str:

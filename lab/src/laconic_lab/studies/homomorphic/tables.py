@@ -43,9 +43,9 @@ def _layers(results: Results) -> Table:
     rows = []
     for model in results.models("layers"):
         for scheme in SCHEMES:
-            found = [results.find("layers", model, f"{scheme}:{rho:g}") for rho in RHOS]
-            if any(found):
-                rows.append((MODEL_NAMES[model], scheme, *(_top1(results, row) for row in found)))
+            by_rho = [results.find("layers", model, f"{scheme}:{rho:g}") for rho in RHOS]
+            if any(by_rho):
+                rows.append((MODEL_NAMES[model], scheme, *(_top1(results, row) for row in by_rho)))
     return make_table("Layers in fewer numbers, top-1 %", ("model", "scheme", *(f"rho {rho:g}" for rho in RHOS)), rows)
 
 
@@ -130,7 +130,7 @@ def _bounds(results: Results) -> Table:
 
     The best are those with the smallest multiple for the slowest link and most workers. LeNet-5's steps are overhead.
     """
-    found: dict[tuple[str, str], list[tuple[float, tuple[str, ...]]]] = {}
+    groups: dict[tuple[str, str], list[tuple[float, tuple[str, ...]]]] = {}
     for device, name in DEVICES.items():
         for model, layers, codec, rho, numel, dense in _trainings(results):
             h, step = results.h(model, layers, device), results.dense_step_s(model, device)
@@ -146,9 +146,9 @@ def _bounds(results: Results) -> Table:
             cells = [_multiple(*one) for one in multiples]
             row = (f"{MODEL_NAMES.get(model, model)}, {name}", how, _small(rho), f"{h:.2f}", *cells)
             most = multiples[len(WORKER_COUNTS) - 1][0]
-            found.setdefault((model, device), []).append((most, row))
+            groups.setdefault((model, device), []).append((most, row))
     rows = []
-    for ways in found.values():
+    for ways in groups.values():
         best = sorted(ways)[:BEST_WAYS]
         rows += [way[1] for way in ways if way[1][1] == "dense × float32" or way in best]
     columns = ("model", "how", "rho", "h", *(f"{rate}, {workers}" for _, rate in RATES for workers in WORKER_COUNTS))

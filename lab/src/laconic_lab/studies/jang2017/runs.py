@@ -169,16 +169,16 @@ def latest(records: Iterable[Record]) -> Iterator[Record]:
     It predicts from the calibration of the same machine; where there is none, the prediction is that of the Record.
     """
     calibrations: dict[tuple[Any, ...], Record] = {}
-    found: dict[str, Record] = {}
+    by_key: dict[str, Record] = {}
     for record in records:
         values = record.values
         if record.kind == CALIBRATION:
             calibrations[values["engine"], values["workers"], values["model"], record.machine.get("cpu")] = record
         elif record.kind == RUN:
-            found[values["key"]] = record
+            by_key[values["key"]] = record
         else:
             yield record
-    for record in found.values():
+    for record in by_key.values():
         cell = Cell(*(record.values[name] for name in Cell._fields))
         known = calibrations.get((cell.engine, cell.workers, cell.model, record.machine.get("cpu")))
         if known is not None and cell.candidate.codec in known.values["times"]["messages"]:

@@ -79,25 +79,25 @@ def _transfer(results: Results, method: str) -> list[Mapping[str, Any]]:
 
 
 def _size_of_1(results: Results) -> Evidence | None:
-    found = _transfer(results, "1")
-    if not found:
+    transfers = _transfer(results, "1")
+    if not transfers:
         return _megabytes("vgg11", "1")(results)
     basis = "one transfer of VGG-11 with four pools and linear layers 2048-4096-4096-10"
-    interval = Interval.exact(found[0]["transfer_bytes"] / 1e6)
-    return Evidence(interval, basis, "fitted", found[:1])
+    interval = Interval.exact(transfers[0]["transfer_bytes"] / 1e6)
+    return Evidence(interval, basis, "fitted", transfers[:1])
 
 
 def _size_of_6(results: Results) -> Evidence | None:
     """The share of Top-k and the bits are not stated: of those that were swept the closest counts."""
-    found = [one for one in _transfer(results, "6") if "%" in one["name"]]
-    if not found:
+    transfers = [one for one in _transfer(results, "6") if "%" in one["name"]]
+    if not transfers:
         return _megabytes("vgg11", "6")(results)
 
     def megabytes(one: Mapping[str, Any]) -> float:
         return float(one["transfer_bytes"] / one["every"] / 1e6)
 
-    best = min(found, key=lambda one: abs(megabytes(one) - PAPER_MB["vgg11", "6"]))
-    basis = f"{best['name'].partition(', ')[2]}: the closest of {len(found)} readings, one transfer"
+    best = min(transfers, key=lambda one: abs(megabytes(one) - PAPER_MB["vgg11", "6"]))
+    basis = f"{best['name'].partition(', ')[2]}: the closest of {len(transfers)} readings, one transfer"
     return Evidence(Interval.exact(megabytes(best)), basis, "fitted", [best])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
 from laconic.cluster.job import Job
@@ -56,24 +56,15 @@ class Setting(StepperSetting):
     Args:
         name: Name of the row: a method, or how it was changed.
         options: Options of the job, and ``warm``: a list of epochs, push and pull codec for the start of a run.
-        batch: Examples of a worker in an iteration.
-        holdout: Fraction of the training examples that is held out.
-        lr: Highest learning rate.
-        ramp: Epochs of warm-up.
-        decay: Weight decay for an optimizer with momentum 0.9.
     """
 
     name: str
     model: str = "vgg11"
     data: str = "cifar10"
     options: Mapping[str, Any] = field(default_factory=dict)
-    batch: int = 64
-    holdout: float = 0.02
-    lr: float = 0.05
-    ramp: float = 2
-    decay: float = 5e-4
-    workers: int = 2
     mode: str = "sync"
+    _: KW_ONLY
+    decay: float = 5e-4
 
     def job(self, seed: int) -> Job:
         """Return the job; without momentum in the optimizer, weight decay must be ten times as large."""

@@ -119,17 +119,23 @@ def _readings(results: Results) -> Table:
     rows = []
     for model in results.models("readings"):
         for row in sorted(results.rows("readings", model), key=lambda row: method_order(row.name.split(",")[0])):
-            less, held = results.less(row), [run["worker_accuracy"] for run in row.runs if "worker_accuracy" in run]
-            rows.append((
-                MODEL_NAMES[model], f"method {row.name}", f"{row.values['data']}, {row.values['epochs']}",
-                mean_and_values(row.final), mean_and_values(held) if held else "", _kilobytes(row.bytes_per_iteration),
-                "" if less is None else f"{less:,.4g}",
-            ))  # fmt: skip
-    columns = (
-        "model", "reading", "data, epochs", "server's top-1 %", "a worker's top-1 %", "kB an iteration",
-        "method 1's bytes over its",
-    )  # fmt: skip
+            held = [run["worker_accuracy"] for run in row.runs if "worker_accuracy" in run]
+            name, second = f"method {row.name}", mean_and_values(held) if held else ""
+            rows.append((MODEL_NAMES[model], name, *_accuracy_and_bytes(results, row, second)))
+    columns = ("model", "reading", "data, epochs", "server's top-1 %", "a worker's top-1 %", *BYTES_COLUMNS)
     return make_table("Readings", columns, rows)
+
+
+BYTES_COLUMNS = ("kB an iteration", "method 1's bytes over its")
+
+
+def _accuracy_and_bytes(results: Results, row: Row, second: str) -> tuple[str, ...]:
+    """Return a row's data, accuracy, a second column about accuracy, and bytes."""
+    less = results.less(row)
+    return (
+        f"{row.values['data']}, {row.values['epochs']}", mean_and_values(row.final), second,
+        _kilobytes(row.bytes_per_iteration), "" if less is None else f"{less:,.4g}",
+    )  # fmt: skip
 
 
 def _kilobytes(nbytes: float) -> str:
@@ -311,9 +317,9 @@ def _rates(results: Results) -> Table:
     """Return each method at the same learning rates; its best one is marked."""
     rows = []
     for model in results.models("rates"):
-        found = {row.name: row for row in results.rows("rates", model)}
+        by_name = {row.name: row for row in results.rows("rates", model)}
         for method in TUNED:
-            shown = [found.get(f"{method}, rate {round(factor * HYPER[model].lr, 6):g}") for factor in RATE_FACTORS]
+            shown = [by_name.get(f"{method}, rate {round(factor * HYPER[model].lr, 6):g}") for factor in RATE_FACTORS]
             means = [None if row is None else fmean(row.final) for row in shown]
             best = max((mean for mean in means if mean is not None), default=None)
             if best is None:
@@ -329,16 +335,10 @@ def _adaptive(results: Results) -> Table:
     rows = []
     for model in results.models("adaptive"):
         for row in results.rows("adaptive", model):
-            less, loss = results.less(row), results.loss(row)
-            rows.append((
-                MODEL_NAMES[model], row.name, f"{row.values['data']}, {row.values['epochs']}",
-                mean_and_values(row.final), "" if not loss else f"{-fmean(loss):+.2f}",
-                _kilobytes(row.bytes_per_iteration), "" if less is None else f"{less:,.4g}",
-            ))  # fmt: skip
-    columns = (
-        "model", "setting", "data, epochs", "top-1 % (by seed)", "points over method 1", "kB an iteration",
-        "method 1's bytes over its",
-    )  # fmt: skip
+            loss = results.loss(row)
+            points = "" if not loss else f"{-fmean(loss):+.2f}"
+            rows.append((MODEL_NAMES[model], row.name, *_accuracy_and_bytes(results, row, points)))
+    columns = ("model", "setting", "data, epochs", "top-1 % (by seed)", "points over method 1", *BYTES_COLUMNS)
     return make_table("Codec and local steps apart", columns, rows)
 
 

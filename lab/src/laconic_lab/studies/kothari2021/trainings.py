@@ -125,12 +125,12 @@ def train_all(
         config, per_epoch, length = training_config(case.setting, seed, epochs, data_dir, lengths)
         with network(made_of, case.link, config.job.workers, slow=slow_link) as net:
             links, load = measured_links(net), os.getloadavg()[0]
-            found = _train(net, config, share)
+            trained = _train(net, config, share)
             values = {
                 "key": key, "part": case.experiment, "situation": case.situation, "update": case.mode,
                 "link": case.link, "epochs": length, "iterations_per_epoch": per_epoch, "seed": seed,
                 **{name: value for name, value in case.setting.values().items() if name != "name"},
-                "method": case.setting.name, **found, "load_average": [load, os.getloadavg()[0]],
+                "method": case.setting.name, **trained, "load_average": [load, os.getloadavg()[0]],
                 **link_values(net, links),
             }  # fmt: skip
         finished.add(Record(TRAINING, values, seed=seed))

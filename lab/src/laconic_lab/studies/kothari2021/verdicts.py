@@ -15,7 +15,7 @@ POINTS, SEEDS = 0.5, 2
 
 def make_verdicts(results: Results) -> list[Verdict]:
     """Return a verdict for each model and link on which method 1 and others were timed, the slowest first."""
-    found = []
+    verdicts = []
     for model, link in dict.fromkeys((model, link) for model, link, _ in results.times):
         candidates = {
             method: candidate
@@ -29,8 +29,8 @@ def make_verdicts(results: Results) -> list[Verdict]:
         where = "no slow link" if link == "unshaped" else LINK_NAMES[link]
         situation = f"Parameter server, {MODEL_NAMES[model]}, {where}"
         limit = f"{POINTS:g} points, {SEEDS} seeds"
-        found.append(decide(situation, plain, list(candidates.values()), limit))
-    return sorted(found, key=lambda verdict: -verdict.baseline.seconds)
+        verdicts.append(decide(situation, plain, list(candidates.values()), limit))
+    return sorted(verdicts, key=lambda verdict: -verdict.baseline.seconds)
 
 
 def _candidate(results: Results, model: str, method: str, seconds: float) -> Candidate | None:

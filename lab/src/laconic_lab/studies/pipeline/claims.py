@@ -47,14 +47,14 @@ def _ratio(results: Results) -> Evidence | None:
 
 def _speed_up(model: str) -> Callable[[Results], Evidence | None]:
     def evidence(results: Results) -> Evidence | None:
-        found = [
+        timed = [
             time for time in results.times
             if (time["codec"], time["link"], time["model"], time["stages"]) == (CODEC, "100mbit", model, 2)
         ]  # fmt: skip
-        gain = results.speed_up(found[0]) if found else None
+        gain = results.speed_up(timed[0]) if timed else None
         if gain is None:
             return None
-        return Evidence(Interval.exact(gain), f"{CODEC}, {found[0]['made_of']}", sources=found[:1])
+        return Evidence(Interval.exact(gain), f"{CODEC}, {timed[0]['made_of']}", sources=timed[:1])
 
     return evidence
 

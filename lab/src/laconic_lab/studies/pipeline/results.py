@@ -27,7 +27,8 @@ _TimeFields = TypedDict("_TimeFields", {  # noqa: UP013
     "link": str, "stages": Count, "model": str, "codec": str, "seconds": Series, "sent_nbytes": Positive,
     "encode_s": float, "decode_s": float, "valid": bool, "made_of": str, "micro_batches": Count,
 })  # fmt: skip
-SETTING = tuple(field.name for field in fields(Setting))
+SETTING = {each.name: each.default for each in fields(Setting)}
+"""Fields with their defaults, which hold for Records older than a field."""
 
 
 class Row(study.Runs):
@@ -63,7 +64,7 @@ class Results(study.Results):
 
     def __init__(self, records: Iterable[Record]) -> None:
         super().__init__(records)
-        self.rows = study.rows_by_part(self.of_kind(KIND), Row, ("corpus", *SETTING))
+        self.rows = study.rows_by_part(self.of_kind(KIND), Row, {"corpus": None, **SETTING})
         """By experiment, in the order of the Records."""
 
     def of(self, part: str) -> list[Row]:

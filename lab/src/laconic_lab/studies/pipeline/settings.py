@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
 from laconic.errors import ConfigError
 from laconic_lab.studies.pipeline.model import SIZES
+from laconic_lab.studies.text_runs import TextTraining
 
 __all__ = ["FRESH", "REPEATED", "Setting"]
 
@@ -14,7 +15,7 @@ FRESH, REPEATED = "fresh", "repeated"
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(TextTraining):
     """One run without its seed.
 
     Args:
@@ -31,8 +32,6 @@ class Setting:
         size: One of ``SIZES``.
         micro_batches: Micro-batches of a step.
         windows: Windows of a micro-batch.
-        steps: Steps of AdamW.
-        warmup: Steps over which the learning rate grows; afterwards it falls to a tenth along a cosine.
     """
 
     stages: int
@@ -43,9 +42,10 @@ class Setting:
     pool: int = 32
     bottleneck: int = 0
     reads_tokens: bool = False
-    size: str = "small"
     micro_batches: int = 4
     windows: int = 4
+    size: str = "small"
+    _: KW_ONLY
     steps: int = 300
     warmup: int = 30
     lr: float = 2e-3

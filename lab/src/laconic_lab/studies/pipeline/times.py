@@ -6,13 +6,12 @@ import json
 import queue
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from laconic.errors import ConfigError, LaconicError
 from laconic.records import Record
 from laconic_lab.bench.ddp.links import Links, connected
-from laconic_lab.bench.ddp.suite import rank_process
+from laconic_lab.bench.ddp.suite import rank_processes
 from laconic_lab.bench.gpt.settings import link_parts
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.trainer import Progress
@@ -81,8 +80,7 @@ def _results(wires: Links, stages: int, tasks: list[dict[str, Any]]) -> Iterator
         "models": MODELS, "micro_batches": MICRO_BATCHES,
     }  # fmt: skip
     module = "laconic_lab.studies.pipeline.rank"
-    with ExitStack() as stack:
-        lines, *_ = [stack.enter_context(rank_process(wires, module, options | {"rank": i})) for i in range(stages)]
+    with rank_processes(wires, module, options, stages) as (lines, *_):
         for task in tasks:
             deadline = time.monotonic() + LIMIT_S
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from statistics import fmean
@@ -16,7 +15,7 @@ from laconic_lab.bench.corpus import Corpus
 from laconic_lab.studies.pipeline.model import SIZES, Boundary, build_stages, chain
 from laconic_lab.studies.pipeline.settings import REPEATED, Setting
 
-__all__ = ["Training", "learning_rate"]
+__all__ = ["Training"]
 
 VALIDATION_WINDOWS, VALIDATION_BATCH = 256, 32
 EVALUATIONS = 3
@@ -68,7 +67,7 @@ class Training:
         """Take one step; return its loss."""
         setting, losses = self.setting, []
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(setting, step)
+            group["lr"] = setting.learning_rate(step)
         self.optimizer.zero_grad()
         for micro_batch in range(setting.micro_batches):
             starts = self._starts[step, micro_batch].to(self.device)
@@ -146,11 +145,3 @@ class Training:
 
 def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def learning_rate(setting: Setting, step: int) -> float:
-    """Return the learning rate of a step, counted from 0."""
-    if step < setting.warmup:
-        return setting.lr * (step + 1) / setting.warmup
-    progress = (step - setting.warmup) / max(1, setting.steps - setting.warmup)
-    return setting.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
