@@ -38,6 +38,7 @@ from laconic.kernels.sections import (
     symbol_dtype,
     trits_nbytes,
 )
+from laconic.residual_storage import ResidualStorage
 
 SPECS = (
     "none", "fp16", "bf16", "qsgd:4", "qsgd:3,norm=l2", "qsgd:8,round=nearest", "qsgd:2,bucket=128",
@@ -194,12 +195,16 @@ def shards_case(spec: str, device: torch.device) -> None:
         backend.amax_bits_all(outs, only=skip)
 
 
-def exchange_case(spec: str, device: torch.device) -> None:
+def exchange_case(spec: str, storage: ResidualStorage, device: torch.device) -> None:
     """Exchange tensors in a group of one rank, on the device and by the host: two rounds with a residual."""
     by_sums = _uses_allreduce(spec)
 
     def means(device: torch.device, on_device: bool) -> list[Tensor]:
-        reduction = Reducer(spec, nonfinite="spread") if by_sums else TwoShot(spec, on_device=on_device)
+        reduction = (
+            Reducer(spec, nonfinite="spread", storage=storage)
+            if by_sums
+            else TwoShot(spec, on_device=on_device, storage=storage)
+        )
         found = []
         for step in range(2):
             tensors = [(name, values(*shape, seed=step).to(device)) for name, shape in SHAPES.items()]
@@ -226,6 +231,10 @@ def other_case(device: torch.device) -> None:
         cpu.add_momentum(x, 0.9, velocity, residual)
         backend.add_momentum(on_device[2], 0.9, on_device[0], on_device[1])
         same(on_device[1], residual, "momentum")
+        short = [torch.empty(n, dtype=torch.bfloat16, device=where) for where in ("cpu", device)]
+        cpu.stochastic_bf16(x, SEED, short[0])
+        backend.stochastic_bf16(x.to(device), SEED, short[1])
+        same(short[1], short[0], f"{n} values, rounded stochastically")
         if not backend.all_finite(on_device[2]):
             raise SystemExit("finite values are said not to be finite")
         for width, lane in ((4, 8), (3, 16)):
@@ -278,7 +287,11 @@ def cases(device: torch.device) -> Iterator[Case]:
     for spec in SHARDS:
         yield f"{spec}, shards", partial(shards_case, spec)
     for spec in EXCHANGES:
-        yield f"{spec}, exchanged", partial(exchange_case, spec)
+        yield f"{spec}, exchanged", partial(exchange_case, spec, ResidualStorage())
+    for spec in EXCHANGES[:3]:
+        for dtype in (torch.float32, torch.bfloat16):
+            storage = ResidualStorage(dtype, torch.device("cpu"))
+            yield f"{spec}, residuals {dtype} on the host, exchanged", partial(exchange_case, spec, storage)
     yield "others", other_case
 
 
@@ -294,7 +307,9 @@ def record_launches(launched: set[str]) -> None:
         run = kind.run
 
         def recorded(self: Any, *args: Any, run: Any = run, **kwargs: Any) -> Any:
-            launched.add(f"{self.fn.__module__.rpartition('.')[2]}.{self.fn.__name__}")
+            for each in (self, *args, *kwargs.values()):  # a kernel may be given the function that encodes its part
+                if isinstance(each, JITFunction | InterpretedFunction):
+                    launched.add(f"{each.fn.__module__.rpartition('.')[2]}.{each.fn.__name__}")
             return run(self, *args, **kwargs)
 
         kind.run = recorded

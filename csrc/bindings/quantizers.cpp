@@ -137,6 +137,11 @@ void bind_quantizers(nb::module_& m) {
     });
   }, Unlocked());
 
+  m.def("stochastic_bf16", [](Address x, int64_t n, uint64_t key, Address out, int threads) {
+    for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
+      simd().stochastic_bf16(at<const float>(x), hash_key(key), at<uint8_t>(out), begin, end);
+    });
+  }, Unlocked());
   m.def("add_momentum", [](Address x, int64_t n, float momentum, Address velocity, Address residual, int threads) {
     for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
       simd().add_momentum(at<const float>(x), momentum, at<float>(velocity), at<float>(residual), begin, end);

@@ -195,5 +195,37 @@ bool cast_decode(const uint8_t* from, bool half, Sink sink, int64_t begin, int64
   return finite;
 }
 
+
+// Adds random bits below the last one that bfloat16 keeps, and cuts. What would become infinite is cut alone.
+void stochastic_bf16(const float* x, HashKey key, uint8_t* out, int64_t begin, int64_t end) {
+  constexpr uint32_t exponent = kNonFinite;
+  int64_t i = begin;
+  auto plain = [&](int64_t stop) {
+    for (; i < stop; ++i) {
+      uint32_t bits;
+      std::memcpy(&bits, x + i, 4);
+      const uint32_t sum = bits + (hash32(static_cast<uint64_t>(i), key) >> 16);
+      const bool infinite = (bits & exponent) == exponent || (sum & exponent) == exponent;
+      const uint16_t r = static_cast<uint16_t>((infinite ? bits : sum) >> 16);
+      std::memcpy(out + 2 * i, &r, 2);
+    }
+  };
+#if defined(__AVX2__)
+  plain(least(end, (begin + 7) / 8 * 8));
+  const u8v mask = splat_u(exponent), high = splat_u(key.high);
+  for (; i + 8 <= end; i += 8) {  // 8 counters from a multiple of 8 on share their upper word
+    const u8v counter = splat_u(static_cast<uint32_t>(i)) + kLanes;
+    const u8v bits = load<u8v>(x + i), low = low_key_word(key, static_cast<uint64_t>(i));
+    const u8v sum = bits + (hash8(counter, low, high) >> 16);
+    const u8v infinite = (u8v)((bits & mask) == mask) | (u8v)((sum & mask) == mask);
+    const u8v short_bits = ((bits & infinite) | (sum & ~infinite)) >> 16;
+    const __m256i halves = _mm256_packus_epi32((__m256i)short_bits, (__m256i)short_bits);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 2 * i),
+                     _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08)));
+  }
+#endif
+  plain(end);
+}
+
 }  // namespace
 }  // namespace laconic

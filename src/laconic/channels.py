@@ -21,9 +21,11 @@ from laconic.codecs import spec as grammar
 from laconic.codecs.memory import MomentumCorrection, residual_decay
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.frames import max_nbytes, write_frame, write_packet
+from laconic.kernels import random
 from laconic.kernels.interface import NONFINITE
 from laconic.packet import FLOATS, Packet, TensorSpec
 from laconic.policy import Choice, Policy
+from laconic.residual_storage import ResidualStorage, residual_seed
 from laconic.residuals import KeepsResiduals, RoundStats
 
 __all__ = ["Channel", "ChannelStats", "channel"]
@@ -51,6 +53,8 @@ class Channel(KeepsResiduals):
         spec: ``ef|topk:0.01|qsgd:4``, ``ef:0.95|topk:0.01``, ``momentum:0.9|topk:0.001``, or a codec without memory.
         policy: Codecs for slots by name pattern; by default small and one-dimensional tensors are not compressed.
         nonfinite: ``raise`` on a NaN or an infinity, or ``skip``: send zeros, keep the memory and count the event.
+        residual_dtype: ``torch.float32``, or ``torch.bfloat16``: half of the memory, rounded stochastically.
+        residual_device: None keeps residuals beside their tensors; ``cpu`` those of a GPU in pinned memory of the host.
 
     >>> import torch, laconic
     >>> channel = laconic.channel("ef|topk:0.5", policy=laconic.Policy(min_numel=0, exempt_1d=False))
@@ -61,15 +65,16 @@ class Channel(KeepsResiduals):
     """
 
     def __init__(
-        self, spec: str, *, policy: Policy | Mapping[str, str] | None = None, nonfinite: str = "raise"
-    ) -> None:
+        self, spec: str, *, policy: Policy | Mapping[str, str] | None = None, nonfinite: str = "raise",
+        residual_dtype: torch.dtype = torch.float32, residual_device: str | torch.device | None = None,
+    ) -> None:  # fmt: skip
         if nonfinite not in ("raise", "skip"):
             raise ConfigError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
         self.spec = spec
         self.policy = Policy.of(policy)
         self.nonfinite = nonfinite
         self.stats = ChannelStats()
-        super().__init__("velocity", self.stats)
+        super().__init__("velocity", self.stats, ResidualStorage.of(residual_dtype, residual_device))
         self._own_buffer = torch.empty(0, dtype=torch.uint8)
         for text in (spec, self.policy.small, *self.policy.rules.values()):
             stages, codec = parse(text)
@@ -116,10 +121,10 @@ class Channel(KeepsResiduals):
         return spans
 
     def residuals_of(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> list[Tensor] | None:
-        """Return the residuals of slots, for an encoder that updates them in place; None without error feedback."""
+        """Return the residuals of slots as they are kept, for an encoder that updates them; None without feedback."""
         if not parse(self.spec)[0]:
             return None
-        return [self._residual(slot, x) for slot, x in zip(slots, tensors, strict=True)]
+        return [self._stored_residual(slot, x) for slot, x in zip(slots, tensors, strict=True)]
 
     @property
     def decay(self) -> float:
@@ -170,7 +175,8 @@ class Channel(KeepsResiduals):
         if not kernels.backend_for(flat).all_finite(flat.view(-1)):
             raise NonFiniteError("expected finite values, got a NaN or an infinity")
         limit = max_nbytes(codec, flat)  # rejects a tensor that cannot be encoded before the memory changes
-        residual, velocity = self._residual(slot, flat), None
+        stored, velocity = self._stored_residual(slot, flat), None
+        residual = self.storage.load(stored, flat.device)
         decay, momentum = residual_decay(stages), _momentum(stages)
         if decay != 1.0:
             residual.mul_(decay)
@@ -180,6 +186,7 @@ class Channel(KeepsResiduals):
             if velocity is None:
                 fused = codec.encode_feedback(flat, residual, seed=seed) if flat.numel() else None
                 if fused is not None:
+                    self.storage.store(residual, stored, slot, seed)
                     return write_packet(fused, self._buffer_for(limit, buffer, pinned=flat.is_cuda))
                 residual.add_(flat)
             nbytes, packet = self._write(residual, codec, seed, buffer)
@@ -187,24 +194,29 @@ class Channel(KeepsResiduals):
             self._reset_overflowed(slot)
             raise
         codec.accumulate(packet.to(residual.device), residual, -1.0)
+        self.storage.store(residual, stored, slot, seed)
         if velocity is not None:
             sent = codec.positions(packet)
             if sent is not None:  # momentum factor masking: the velocity of what was sent starts at zero
                 velocity.view(-1).index_fill_(0, sent.to(velocity.device, torch.int64), 0.0)
+            self.storage.store(velocity, self._stored_velocity(slot, flat), f"{slot}/velocity", seed)
         return nbytes
 
-    def _residual(self, slot: str, like: Tensor) -> Tensor:
+    def _stored_residual(self, slot: str, like: Tensor) -> Tensor:
         memory = self._fitting_memory(slot, like.shape, like.device)
         if memory.residual is None:
-            memory.residual = torch.zeros_like(like)
+            memory.residual = self.storage.zeros(like.shape, like.device)
         return memory.residual
+
+    def _stored_velocity(self, slot: str, like: Tensor) -> Tensor:
+        memory = self._memory(slot)
+        if memory.companion is None:
+            memory.companion = self.storage.zeros(like.shape, like.device)
+        return memory.companion
 
     def _add_momentum(self, slot: str, flat: Tensor, residual: Tensor, stage: MomentumCorrection) -> Tensor:
         """Add the momentum-corrected tensor to the residual; return the velocity."""
-        memory = self._memory(slot)
-        if memory.companion is None:
-            memory.companion = torch.zeros_like(flat)
-        velocity = memory.companion
+        velocity = self.storage.load(self._stored_velocity(slot, flat), flat.device)
         if stage.nesterov:
             velocity.mul_(stage.m).add_(flat)
             residual.add_(torch.add(flat, velocity, alpha=stage.m))
@@ -247,7 +259,7 @@ class Channel(KeepsResiduals):
         finite, residuals = list(range(len(slots))), None
         if stages:  # an error must leave the memory unchanged, so it is detected beforehand
             finite = [i for i, bits in enumerate(multi_tensor.amax_bits(tensors)) if bits < NONFINITE]
-            residuals = [self._residual(slots[i], tensors[i]) for i in finite]
+            residuals = self._load_joined([slots[i] for i in finite], [tensors[i] for i in finite])
         spans: list[tuple[int, int] | None] = [None] * len(slots)
         if not finite:
             return spans
@@ -257,6 +269,8 @@ class Channel(KeepsResiduals):
         written = multi_tensor.write_frames(
             [tensors[i] for i in finite], codec, buffer, seeds=[seeds[i] for i in finite], residuals=residuals
         )
+        if residuals is not None and finite:
+            self._store_joined([slots[i] for i in finite], residuals, [seeds[i] for i in finite])
         for i, span in zip(finite, written, strict=True):
             spans[i] = span
             if span is not None:
@@ -267,10 +281,32 @@ class Channel(KeepsResiduals):
                 self._reset_overflowed(slots[i])
         return spans
 
+    def _load_joined(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the residuals of slots as float32 tensors on a GPU, in two launches if they are kept otherwise."""
+        stored = [self._stored_residual(slot, x) for slot, x in zip(slots, tensors, strict=True)]
+        if not stored or self.storage.in_place(tensors[0].device):
+            return stored
+        residuals = [torch.empty_like(x) for x in tensors]
+        self.storage.load_all(stored, residuals)
+        return residuals
 
-def channel(spec: str, *, policy: Policy | Mapping[str, str] | None = None, nonfinite: str = "raise") -> Channel:
+    def _store_joined(self, slots: Sequence[str], residuals: Sequence[Tensor], seeds: Sequence[int]) -> None:
+        if self.storage.in_place(residuals[0].device):
+            return
+        stored = [x for x in map(self.stored, slots) if x is not None]
+        seeds = [residual_seed(slot, seed) for slot, seed in zip(slots, seeds, strict=True)]
+        keys = random.keys(seeds, random.RESIDUALS).to(residuals[0].device, non_blocking=True)
+        self.storage.store_all(residuals, stored, keys)
+
+
+def channel(
+    spec: str, *, policy: Policy | Mapping[str, str] | None = None, nonfinite: str = "raise",
+    residual_dtype: torch.dtype = torch.float32, residual_device: str | torch.device | None = None,
+) -> Channel:  # fmt: skip
     """Return a channel for a spec such as ``ef|topk:0.01|qsgd:4``; see ``Channel`` for the arguments."""
-    return Channel(spec, policy=policy, nonfinite=nonfinite)
+    return Channel(
+        spec, policy=policy, nonfinite=nonfinite, residual_dtype=residual_dtype, residual_device=residual_device
+    )
 
 
 def _momentum(stages: Stages) -> MomentumCorrection | None:

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic import counters
 from laconic.counters import LogOnce
 from laconic.errors import InputError, NonFiniteError
+from laconic.residual_storage import ResidualStorage
 
 __all__ = ["KeepsResiduals", "RoundStats", "SlotMemory", "saved_by_name", "saved_floats"]
 
@@ -49,10 +51,12 @@ class KeepsResiduals:
     Args:
         companion: Name of the second tensor in ``state_dict``: ``velocity`` or ``start``.
         stats: Counts resets in ``residual_resets``.
+        storage: In which dtype and where residuals are kept between rounds.
     """
 
-    def __init__(self, companion: str, stats: RoundStats) -> None:
+    def __init__(self, companion: str, stats: RoundStats, storage: ResidualStorage | None = None) -> None:
         self._companion, self._reset_stats = companion, stats
+        self.storage = ResidualStorage() if storage is None else storage
         self._memories: dict[str, SlotMemory] = {}
         self._warn_once = LogOnce("stats")
 
@@ -72,9 +76,11 @@ class KeepsResiduals:
             before, memory.previous = list(residual.shape), None
             self._reset(memory)
             log.warning("slot %r changed its shape from %s to %s: its residual is reset", slot, before, list(shape))
-        elif residual.device != device:  # a state loaded on the CPU may serve a GPU
-            memory.residual = residual.to(device)
-            memory.companion = None if memory.companion is None else memory.companion.to(device)
+        elif not self.storage.fits(residual, device):  # a state loaded on the CPU may serve a GPU
+            memory.residual, companion = self.storage.moved(residual, device), memory.companion
+            if companion is not None:
+                kept = self._companion == "velocity"
+                memory.companion = self.storage.moved(companion, device) if kept else companion.to(device)
         return memory
 
     def _reset_overflowed(self, slot: str) -> None:
@@ -82,6 +88,7 @@ class KeepsResiduals:
         log.warning("slot %r: its residual overflowed float32 and is reset", slot)
 
     def _reset(self, memory: SlotMemory) -> None:
+        self._finish_writes()
         memory.residual = None
         if self._companion == "velocity":  # the start of a power iteration is common to all workers: it stays valid
             memory.companion = None
@@ -102,14 +109,37 @@ class KeepsResiduals:
                 self._warn_once(why, f"residuals are reset: {why}")
 
     def residual(self, slot: str) -> Tensor | None:
-        """Return what a slot has yet to send; None if it has no residual."""
+        """Return what a slot has yet to send, in float32; None if it has no residual."""
+        stored = self.stored(slot)
+        if stored is not None:
+            self._finish_writes()
+        return None if stored is None else stored.to(torch.float32)
+
+    def stored(self, slot: str) -> Tensor | None:
+        """Return the residual of a slot as it is kept; None if it has none."""
         memory = self._memories.get(slot)
         return None if memory is None else memory.residual
 
     def companion(self, slot: str) -> Tensor | None:
-        """Return the second tensor of a slot; None if it has none."""
+        """Return the second tensor of a slot, in float32; None if it has none."""
         memory = self._memories.get(slot)
-        return None if memory is None else memory.companion
+        if memory is None or memory.companion is None:
+            return None
+        self._finish_writes()
+        return memory.companion.to(torch.float32)
+
+    @property
+    def residual_nbytes(self) -> int:
+        """The bytes that residuals, and velocities of momentum, take between rounds."""
+        kept = [x for memory in self._memories.values() for x in (memory.residual, memory.previous)]
+        if self._companion == "velocity":
+            kept += [memory.companion for memory in self._memories.values()]
+        return sum(x.nbytes for x in kept if x is not None)
+
+    def _finish_writes(self) -> None:
+        """Wait for a GPU that writes residuals in the memory of the host, before the host reads or releases them."""
+        if self.storage.device is not None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
@@ -131,6 +161,7 @@ class KeepsResiduals:
 
     def copy_memories(self, into: Mapping[str, SlotMemory] | None = None) -> dict[str, SlotMemory]:
         """Return a copy of all memory, in the tensors of an earlier copy where they fit."""
+        self._finish_writes()
         reused, copies = into or {}, {}
         for slot, memory in self._memories.items():
             earlier = reused.get(slot) or SlotMemory()
@@ -141,10 +172,15 @@ class KeepsResiduals:
 
     def restore_memories(self, copies: Mapping[str, SlotMemory]) -> None:
         """Return to the memory of a copy, whose tensors must not be used for another copy afterwards."""
+        self._finish_writes()
         self._memories = dict(copies)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all memory, to be saved with the model: ``slot/residual``, ``slot/velocity`` or ``slot/start``."""
+        """Return all memory, to be saved with the model: ``slot/residual``, ``slot/velocity`` or ``slot/start``.
+
+        Residuals have the dtype in which they are kept, so that a resumed run has the same bits.
+        """
+        self._finish_writes()
         state = {}
         for slot, memory in self._memories.items():
             for part, tensor in (("residual", memory.residual), (self._companion, memory.companion)):
@@ -159,6 +195,7 @@ class KeepsResiduals:
     def checked_state(self, state: Mapping[str, Tensor]) -> Callable[[], None]:
         """Check a saved state; return the function that replaces the memory by it."""
         memories: dict[str, SlotMemory] = {}
+        converted = 0
         for key, tensor in saved_by_name(state).items():
             slot, _, part = key.rpartition("/")
             if part not in ("residual", self._companion):
@@ -166,6 +203,10 @@ class KeepsResiduals:
                     f"expected float tensors named 'slot/residual' or 'slot/{self._companion}', got {key!r}"
                 )
             loaded = saved_floats(key, tensor).contiguous()
+            if part != "start":
+                kept = self._kept_as_saved(key, tensor, loaded)
+                converted += kept is None
+                loaded = self.storage.rounded(loaded, key, 0) if kept is None else kept
             setattr(memories.setdefault(slot, SlotMemory()), "residual" if part == "residual" else "companion", loaded)
         for slot, memory in memories.items():
             residual, companion = memory.residual, memory.companion
@@ -177,9 +218,22 @@ class KeepsResiduals:
                 _check_start(f"{slot}/start", companion)
 
         def replace() -> None:
+            self._finish_writes()
             self._memories = memories
+            if converted:
+                name = str(self.storage.dtype).removeprefix("torch.")
+                counters.count("residual_conversions", converted, f"saved residuals of another dtype become {name}")
 
         return replace
+
+    def _kept_as_saved(self, key: str, saved: Tensor, loaded: Tensor) -> Tensor | None:
+        """Return a saved tensor in the dtype in which it is kept; None if it was saved in another."""
+        if saved.dtype == self.storage.dtype:
+            return loaded.to(saved.dtype)
+        if self.storage.dtype == torch.bfloat16:  # a state that is always float32, as that of FSDP, may hold the same
+            short = loaded.to(torch.bfloat16)
+            return short if torch.equal(short.to(torch.float32), loaded) else None
+        return None
 
 
 def saved_by_name(state: object) -> Mapping[str, Any]:
@@ -216,6 +270,6 @@ def _check_start(key: str, start: Tensor) -> None:
 def _copy(x: Tensor | None, into: Tensor | None) -> Tensor | None:
     if x is None:
         return None
-    if into is None or into.shape != x.shape or into.device != x.device:
+    if into is None or into.shape != x.shape or into.device != x.device or into.dtype != x.dtype:
         into = torch.empty_like(x)
     return into.copy_(x)

@@ -21,6 +21,7 @@ from laconic import counters
 from laconic.collective.exchange import Exchange
 from laconic.collective.reductions import device_replay
 from laconic.collective.reductions.device_replay import record_exchanges
+from laconic.residual_storage import ResidualStorage
 from ranks import batches, network, run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -136,7 +137,46 @@ def forbidden_waits():
 @pytest.mark.parametrize("spec", DEVICE_SPECS)
 def test_exchange_gives_the_means_of_the_cpu(spec, nccl_rank):
     """Rounds are launched, or after the first ones replayed; all have the bits of a CPU, and the host never waits."""
-    on_gpu, on_cpu = Exchange(spec), Exchange(spec, dist.new_group(backend="gloo"))
+    means_agree(spec, None)
+
+
+KEPT = {
+    "bf16": ResidualStorage(torch.bfloat16),
+    "pinned": ResidualStorage(torch.float32, torch.device("cpu")),
+    "bf16, pinned": ResidualStorage(torch.bfloat16, torch.device("cpu")),
+}
+
+
+@pytest.mark.usefixtures("_recording")
+@pytest.mark.parametrize("storage", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("spec", ["ef|thc:4", "ef:0.9|topk:0.05|qsgd:4", "ef|powersgd:2", "ef|qsgd:4"])
+def test_residuals_kept_otherwise_are_those_of_the_cpu(spec, storage, nccl_rank):
+    on_gpu, on_cpu = means_agree(spec, storage)
+    state, expected = on_gpu.state_dict(), on_cpu.state_dict()
+    for key, x in state.items():
+        assert x.dtype == expected[key].dtype and torch.equal(x.cpu(), expected[key]), key
+    for reduction in on_gpu._reductions.values():
+        for memory in reduction.memories.values():
+            for each in memory._memories.values():
+                assert each.residual.dtype == storage.dtype and each.residual.is_cuda == (storage.device is None)
+
+
+@pytest.mark.parametrize("storage", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("spec", ["ef|qsgd:4", "ef|topk:0.05|qsgd:4|rans", "momentum:0.9|topk:0.05"])
+def test_channel_keeps_residuals_otherwise_on_a_gpu(spec, storage):
+    on_gpu, on_cpu = (
+        laconic.channel(spec, residual_dtype=storage.dtype, residual_device=storage.device) for _ in range(2)
+    )
+    for step in range(4):
+        x = torch.randn(64, 300, generator=torch.Generator().manual_seed(step))
+        assert on_gpu.encode("w", x.cuda(), seed=step) == on_cpu.encode("w", x, seed=step)
+    assert torch.equal(on_gpu.residual("w").cpu(), on_cpu.residual("w"))
+    assert on_gpu.stored("w").is_pinned() == (storage.device is not None)
+
+
+def means_agree(spec, storage):
+    """Assert that means of a GPU have the bits of a CPU's; return both exchanges."""
+    on_gpu, on_cpu = (Exchange(spec, group, storage=storage) for group in (None, dist.new_group(backend="gloo")))
     assert on_gpu.stays_on(torch.device("cuda", 0), [spec])
     shapes = {"a": (300, 70), "b": (64, 2048), "c": (513, 100), "small": (33,)}
     tensors = [(name, torch.zeros(shape, device="cuda")) for name, shape in shapes.items()]
@@ -158,6 +198,7 @@ def test_exchange_gives_the_means_of_the_cpu(spec, nccl_rank):
     on_gpu.settle()
     assert on_gpu.stats.skipped_nonfinite == on_cpu.stats.skipped_nonfinite == 1
     assert counters.counts().get("unrecorded_exchanges", 0) == 0
+    return on_gpu, on_cpu
 
 
 def train_attached(spec, steps, *, replaced=None):

@@ -12,9 +12,11 @@ from triton_support import DEVICE, INTERPRETED, MARKS, gpu_only, no_compile_fall
 import laconic
 import laws
 from laconic import counters, kernels
+from laconic.collective.reductions.device_residuals import RoundNumbers
 from laconic.kernels import random, reference
 from laconic.kernels.interface import IntRounding, LinearGrid, QsgdCoding
 from laconic.kernels.sections import GROUP, SUM_BLOCK, PackedIntCoding, num_buckets, packed_nbytes
+from laconic.residual_storage import residual_seed
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("no_compile_fallback")]
 
@@ -144,6 +146,32 @@ def test_momentum_agrees():
     reference.add_momentum(x, 0.9, velocity, residual)
     triton_kernels().add_momentum(x.to(DEVICE), 0.9, *results)
     assert laws.same_bits(results[0].cpu(), velocity) and laws.same_bits(results[1].cpu(), residual)
+
+
+def test_stochastic_rounding_agrees():
+    sizes, seeds = (1, 300, 2500, 5000), (0, 5, -3, 2**63)
+    tensors = [laws.normal(n) * torch.exp(20 * laws.normal(n, seed=1)) for n in sizes]
+    tensors[1][:3] = torch.tensor([float("inf"), laws.FLOAT32_MAX, -0.0])
+    expected = [torch.empty(n, dtype=torch.bfloat16) for n in sizes]
+    alone, together = ([torch.empty_like(x, device=DEVICE) for x in expected] for _ in range(2))
+    on_device = [x.to(DEVICE) for x in tensors]
+    for x, seed, out, other in zip(tensors, seeds, expected, alone, strict=True):
+        reference.stochastic_bf16(x, seed, out)
+        triton_kernels().stochastic_bf16(x.to(DEVICE), seed, other)
+    keys = random.keys(seeds, random.RESIDUALS).to(DEVICE)
+    triton_kernels().stochastic_bf16_all(on_device, keys, [x.data_ptr() for x in together])
+    for i, wanted in enumerate(expected):
+        assert laws.same_bits(alone[i].cpu(), wanted) and laws.same_bits(together[i].cpu(), wanted), sizes[i]
+
+
+def test_keys_of_residuals_agree():
+    inner, names, rounds = (random.splitmix64(7), 9), ("a", "b"), (4, 11)
+    counted = RoundNumbers(inner, names, torch.device(DEVICE))
+    for number in range(2):
+        counted.begin([each + number for each in rounds])
+        seeds = [random.splitmix64((each + number) ^ i) for each, i in zip(rounds, inner, strict=True)]
+        wanted = random.keys([residual_seed(*each) for each in zip(names, seeds, strict=True)], random.RESIDUALS)
+        assert torch.equal(counted.draw(triton_kernels()).cpu(), wanted)
 
 
 def test_random_positions_agree():

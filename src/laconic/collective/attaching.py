@@ -15,6 +15,7 @@ from laconic.collective.attachment import Attachment, AttachOptions
 from laconic.collective.ddp import DDPAttachment, ddp_of_replicate, unwrapped
 from laconic.errors import ConfigError
 from laconic.policy import Policy
+from laconic.residual_storage import ResidualStorage
 
 __all__ = ["attach"]
 
@@ -23,7 +24,8 @@ def attach(
     module: nn.Module, spec: str, *, policy: Policy | Mapping[str, str] | None = None, warmup_steps: int = 0,
     check_every: int = 0, error_every: int = 0, nonfinite: str = "spread", timeout_s: float | None = None,
     scaler: torch.amp.GradScaler | None = None, replicate: dist.ProcessGroup | Any | None = None,
-    gather: str | None = None, gather_delta: bool = False,
+    gather: str | None = None, gather_delta: bool = False, residual_dtype: torch.dtype = torch.float32,
+    residual_device: str | torch.device | None = None,
 ) -> Attachment:  # fmt: skip
     """Exchange the gradients of a DDP or FSDP2 module compressed. All ranks call it before backward.
 
@@ -54,9 +56,16 @@ def attach(
         gather: For FSDP2 without replicas, the codec of gathered parameters, such as ``qsgd:8``; None: unchanged.
         gather_delta: Gather parameters as differences to those of the last forward pass, which every rank then keeps
             whole. Backward needs no message, and fewer bits suffice, such as ``qsgd:4``.
+        residual_dtype: In which residuals are kept between steps: ``torch.float32``, or ``torch.bfloat16``, which takes
+            half of the memory and is rounded stochastically.
+        residual_device: None keeps residuals beside the gradients; ``cpu`` keeps those of a GPU in pinned memory of the
+            host, which its kernels read and write in every step.
     """
     parse(spec)
-    options = AttachOptions(policy, warmup_steps, check_every, error_every, nonfinite, timeout_s, scaler)
+    options = AttachOptions(
+        policy, warmup_steps, check_every, error_every, nonfinite, timeout_s, scaler,
+        ResidualStorage.of(residual_dtype, residual_device),
+    )  # fmt: skip
     inner = unwrapped(module)
     parts = list(inner.modules()) if isinstance(inner, nn.Module) else []
     kinds = {kind.__name__ for part in parts for kind in type(part).__mro__}

@@ -28,6 +28,7 @@ from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
+from laconic.residual_storage import ResidualStorage
 from laconic.suitability import unremembered_bias
 
 __all__ = ["AttachOptions", "Attachment", "StepStats", "as_real"]
@@ -48,6 +49,7 @@ class AttachOptions:
     nonfinite: str = "spread"
     timeout_s: float | None = None
     scaler: torch.amp.GradScaler | None = None
+    storage: ResidualStorage | None = None
 
     def __post_init__(self) -> None:
         for name in ("warmup_steps", "check_every", "error_every"):
@@ -100,8 +102,9 @@ class Attachment(ABC):
         # States and counts are also read after detach and destroy_process_group.
         self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._exchange = Exchange(
-            spec, self._group, policy=options.policy, nonfinite=options.nonfinite, stats=stats, shapes=shapes
-        )
+            spec, self._group, policy=options.policy, nonfinite=options.nonfinite, stats=stats, shapes=shapes,
+            storage=options.storage,
+        )  # fmt: skip
         self._scaler = options.scaler
         self._scale = None if options.scaler is None else options.scaler.get_scale()
         self._thread = ExchangeThread("laconic-exchange")
@@ -295,8 +298,12 @@ class Attachment(ABC):
         return self._step_stats.by_name() | {
             "spec": self.spec, "ring_bytes_estimate": self._step_stats.ring_bytes_estimate(self._ranks),
             "exempt": dict(self._exchange.exempt), "unsuited_optimizer_steps": self._optimizers.unsuited_steps,
-            "unsuited_optimizers": dict(self._optimizers.unsuited),
+            "unsuited_optimizers": dict(self._optimizers.unsuited), "residual_bytes": self._residual_nbytes,
         }  # fmt: skip
+
+    @property
+    def _residual_nbytes(self) -> int:
+        return self._exchange.residual_nbytes
 
     # --------------------------------------------------------------------------------------------------------- state
 

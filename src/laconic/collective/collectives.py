@@ -25,6 +25,7 @@ from laconic.collective.work import CodecWork
 from laconic.errors import ConfigError, InputError
 from laconic.packet import FLOATS, TensorSpec
 from laconic.policy import Policy
+from laconic.residual_storage import ResidualStorage
 from laconic.residuals import saved_by_name
 
 __all__ = ["Collectives", "NamedPairs", "Op"]
@@ -55,16 +56,20 @@ class Collectives:
             on all ranks.
         stats: Where to count; a new ``ExchangeStats`` by default.
         shapes: What the policy looks at instead, by name: for shards that were flattened or padded.
+        storage: In which dtype and where residuals are kept between rounds.
     """
 
     def __init__(
         self, spec: str, group: dist.ProcessGroup | None = None, *, policy: Policy | Mapping[str, str] | None = None,
         nonfinite: str = "spread", stats: ExchangeStats | None = None, shapes: Mapping[str, TensorSpec] | None = None,
+        storage: ResidualStorage | None = None,
     ) -> None:  # fmt: skip
         if group is None and not (dist.is_available() and dist.is_initialized()):
             raise ConfigError("torch.distributed has no process group yet: call init_process_group first")
         self.spec, self.group, self.nonfinite = spec, group, nonfinite
-        self._exchange = Exchange(spec, group, policy=policy, nonfinite=nonfinite, stats=stats, shapes=shapes)
+        self._exchange = Exchange(
+            spec, group, policy=policy, nonfinite=nonfinite, stats=stats, shapes=shapes, storage=storage
+        )
         self.policy, self.stats = self._exchange.policy, self._exchange.stats
         self.rank, self.size = rank_in(group), size_of(group)
         settings = {"codec": spec, "policy": repr(self.policy), "nonfinite": nonfinite}
@@ -149,7 +154,9 @@ class Collectives:
     def _scatter_by(self, spec: str) -> ReduceScatter:
         if spec not in self._scatters:
             _require_shards("reduce_scatter", spec)
-            self._scatters[spec] = ReduceScatter(spec, self.group, nonfinite=self.nonfinite, stats=self.stats)
+            self._scatters[spec] = ReduceScatter(
+                spec, self.group, nonfinite=self.nonfinite, stats=self.stats, storage=self._exchange.storage
+            )
             self._scatters[spec].begin_rounds(self._first_round)
         return self._scatters[spec]
 
@@ -158,7 +165,9 @@ class Collectives:
             _require_shards("all_gather", spec)
             if any(isinstance(stage, MomentumCorrection) for stage in parse(spec)[0]):
                 raise ConfigError(f"all_gather: {spec!r}: momentum is for gradients that are added; use 'ef' or none")
-            self._gathers[spec] = AllGather(spec, self.group, nonfinite=self.nonfinite, stats=self.stats)
+            self._gathers[spec] = AllGather(
+                spec, self.group, nonfinite=self.nonfinite, stats=self.stats, storage=self._exchange.storage
+            )
             self._gathers[spec].begin_rounds(self._first_round)
         return self._gathers[spec]
 
@@ -325,6 +334,13 @@ class Collectives:
         """How often a residual was reset, because it overflowed or its slot changed its shape."""
         operations: list[ShardRounds] = [*self._scatters.values(), *self._gathers.values()]
         return self._exchange.residual_resets + sum(operation.residual_resets for operation in operations)
+
+    @property
+    def residual_nbytes(self) -> int:
+        """The bytes that residuals take between rounds."""
+        operations: list[ShardRounds] = [*self._scatters.values(), *self._gathers.values()]
+        memories = [memory for operation in operations for memory in operation.memories.values()]
+        return self._exchange.residual_nbytes + sum(memory.residual_nbytes for memory in memories)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return residuals and rounds of this rank: ``all_reduce/…``, ``reduce_scatter/spec//…``, ``all_gather/…``."""

@@ -24,6 +24,7 @@ from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError, NonFiniteError
 from laconic.packet import TensorSpec
 from laconic.policy import Choice, Policy
+from laconic.residual_storage import ResidualStorage
 from laconic.residuals import KeepsResiduals, SlotMemory, saved_by_name
 
 __all__ = ["EXACT", "Exchange", "MemoryCopy", "NamedTensors", "Reduction", "encoding_error", "rank_independent"]
@@ -110,19 +111,20 @@ class Exchange:
             that sent it, where the codec selects values.
         stats: Where to count; a new ``ExchangeStats`` by default.
         shapes: Shapes of whole tensors by name, where shards of them are exchanged: the policy looks at the whole ones.
+        storage: In which dtype and where residuals are kept between rounds.
     """
 
     def __init__(
         self, spec: str, group: dist.ProcessGroup | None = None, *, policy: Policy | Mapping[str, str] | None = None,
         nonfinite: str = "spread", average: str = "all", stats: ExchangeStats | None = None,
-        shapes: Mapping[str, TensorSpec] | None = None,
+        shapes: Mapping[str, TensorSpec] | None = None, storage: ResidualStorage | None = None,
     ) -> None:  # fmt: skip
         if nonfinite not in NONFINITE:
             raise ConfigError(f"nonfinite must be one of {', '.join(NONFINITE)}, got {nonfinite!r}")
         if average not in AVERAGES:
             raise ConfigError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
         self.spec, self.group, self.policy, self.nonfinite = spec, group, Policy.of(policy), nonfinite
-        self.average = average
+        self.average, self.storage = average, storage
         self.stats = ExchangeStats() if stats is None else stats
         self.shapes = dict(shapes or {})
         self.exempt: dict[str, str] = {}
@@ -137,10 +139,13 @@ class Exchange:
         reduction = self._reductions.get(spec)
         if reduction is None:
             if _uses_allreduce(spec):
-                reduction = Reducer(spec, self.group, nonfinite=self.nonfinite, stats=self.stats)
+                reduction = Reducer(
+                    spec, self.group, nonfinite=self.nonfinite, stats=self.stats, storage=self.storage
+                )  # fmt: skip
             else:
                 reduction = TwoShot(
-                    spec, self.group, nonfinite=self.nonfinite, average=self.average, stats=self.stats
+                    spec, self.group, nonfinite=self.nonfinite, average=self.average, stats=self.stats,
+                    storage=self.storage,
                 )  # fmt: skip
             self._reductions[spec] = reduction
         return reduction
@@ -149,7 +154,7 @@ class Exchange:
         """Return an exchange that differs in its codec only, without the memory of this one."""
         return Exchange(
             spec, self.group, policy=self.policy, nonfinite=self.nonfinite, average=self.average, stats=self.stats,
-            shapes=self.shapes,
+            shapes=self.shapes, storage=self.storage,
         )  # fmt: skip
 
     def choice(self, name: str, x: Tensor) -> Choice:
@@ -284,12 +289,19 @@ class Exchange:
             return None
         spec = self.choice(name, x).spec
         residual = self.reduction(spec).residual(name, x.numel())
-        return None if residual is None else residual.view(x.shape)
+        # On the device of the tensor, wherever it is kept; of a shape alone (meta) where it is.
+        return None if residual is None else (residual if x.is_meta else residual.to(x.device)).view(x.shape)
 
     @property
     def residual_resets(self) -> int:
         """How often a residual was reset, because it overflowed or its slot changed its shape."""
         return sum(reduction.residual_resets for reduction in self._reductions.values())
+
+    @property
+    def residual_nbytes(self) -> int:
+        """The bytes that residuals take between rounds."""
+        memories = [memory for reduction in self._reductions.values() for memory in reduction.memories.values()]
+        return sum(memory.residual_nbytes for memory in memories)
 
     def carry_residuals(self, before: Exchange, tensors: NamedTensors) -> bool:
         """Continue with the residuals that this rank kept in another group; False if some of them must be dropped.

@@ -17,13 +17,12 @@ from laconic.collective.consistency import peer_failure_as_error
 from laconic.collective.exchange import EXACT, NONFINITE, NamedTensors
 from laconic.collective.process_groups import is_registered
 from laconic.collective.reductions import messages
-from laconic.collective.reductions.shards import hash_of
 from laconic.collective.saved_state import saved_count
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import PREFIX, Transport
 from laconic.counters import LogOnce
 from laconic.errors import ConfigError, InputError, NonFiniteError
-from laconic.kernels.random import splitmix64
+from laconic.kernels.random import hash_of, splitmix64
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
 from laconic.residuals import saved_by_name

@@ -150,6 +150,13 @@ class Kernels(Protocol):
     def add_momentum(self, x: Tensor, momentum: float, velocity: Tensor, residual: Tensor) -> None:
         """In place: velocity = momentum * velocity + x; residual += velocity. Each operation rounds to float32."""
 
+    def stochastic_bf16(self, x: Tensor, seed: int, out: Tensor) -> None:
+        """Round to one of the two nearest bfloat16 values, so that the expectation is x.
+
+        The random bits of a value are a hash of the seed and its index. Values that bfloat16 holds stay as they are,
+        and none becomes infinite.
+        """
+
     def cast_encode(self, x: Tensor, to: str, out: Tensor) -> tuple[int, int]:
         """Round to ``fp16`` or ``bf16``, saturating; return the amax bits and how many values saturated."""
 

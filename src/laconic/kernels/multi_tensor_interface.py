@@ -133,6 +133,14 @@ class MultiTensorKernels(Protocol):
         """Decode such sections, or add ``weight`` times the values; returns a flag."""
         ...
 
+    def stochastic_bf16_all(self, tensors: Tensors, keys: Tensor, outs: Addresses) -> None:
+        """``stochastic_bf16`` of each tensor to addresses, multiples of 16.
+
+        Args:
+            keys: Pairs of int32, as ``random.keys`` returns them.
+        """
+        ...
+
     def topk_all(self, tensors: Tensors, sections: Addresses, values: Tensors) -> None:
         """Select the largest magnitudes of each tensor, as many as there is memory for their values, as ``topk`` does.
 
@@ -149,11 +157,12 @@ class MultiTensorKernels(Protocol):
         """Store float32 values at such positions and zeros elsewhere, or add ``weight`` times them; returns a flag."""
         ...
 
-    def next_round_keys(self, rounds: Tensor, inner: Tensor, keys: Tensor) -> None:
+    def next_round_keys(self, rounds: Tensor, inner: Tensor, keys: Tensor, names: Tensor | None = None) -> None:
         """Count a round of each shard, and write the rounding key of the seed ``splitmix64(round ^ inner)``.
 
         Args:
             rounds, inner: A number for each shard, int64.
             keys: Pairs of int32, as ``random.keys`` returns them.
+            names: The hash of each shard's name, int64: the key is then that of the residual which it keeps.
         """
         ...

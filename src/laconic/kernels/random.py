@@ -7,6 +7,7 @@ different seeds are not shifted copies of one another.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROUNDING, POSITIONS, SAMPLING, ROTATION = 0, 1, 2, 3
+ROUNDING, POSITIONS, SAMPLING, ROTATION, RESIDUALS = 0, 1, 2, 3, 4
 """Streams: the purposes of random numbers. The stages of a chain share a seed but, except for samples, no stream."""
 
 M32 = 0xFFFFFFFF
@@ -26,6 +27,12 @@ def splitmix64(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & M64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & M64
     return x ^ (x >> 31)
+
+
+@lru_cache(maxsize=4096)
+def hash_of(name: str) -> int:
+    """Return 64 bits of a name, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def stream_word(stream: int) -> int:

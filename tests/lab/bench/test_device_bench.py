@@ -42,6 +42,20 @@ def test_step_benchmark_gives_a_record_per_codec():
     assert tables["device-step"].rows[0][:2] == ("lenet5, 4 images, 2 backward passes", "`ef|qsgd:4`")
 
 
+def test_step_benchmark_keeps_residuals_as_asked():
+    """The pinned memory of a CPU's residuals is where they are anyway."""
+    settings = StepSettings(model="lenet5", device="cpu", batch=4, repeat=1, residuals="bf16,pinned")
+    step, local = run_steps(["ef|qsgd:4", "local ef|sign"], settings)
+    assert step.values["command"].endswith("--step lenet5 --residuals bf16,pinned --repeat 1")
+    # The policy leaves out small and one-dimensional parameters.
+    assert 0.9 * step.values["fp32_bytes"] < 2 * step.values["residual_bytes"] <= step.values["fp32_bytes"]
+    assert 0 < local.values["residual_bytes"] <= step.values["fp32_bytes"] / 2
+    assert step.values["limit_percent"] is None
+    assert device_tables([step])[0].rows[0][0] == "lenet5, 4 images, residuals bf16,pinned"
+    with pytest.raises(laconic.ConfigError, match="--residuals must be one of fp32 bf16 pinned"):
+        StepSettings(residuals="fp8")
+
+
 def test_step_of_a_model_without_images_raises_config_error():
     with pytest.raises(laconic.ConfigError, match="must be an image model, gpt2 or vit, got 'gpt'"):
         run_steps(["qsgd:4"], StepSettings(model="gpt", device="cpu"))

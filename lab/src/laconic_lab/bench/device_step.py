@@ -41,6 +41,14 @@ COMPILED_LIMIT = 3.0
 LOCAL, LOCAL_LIMIT_S = "local ", 0.025
 """Before a spec: an exchange of all parameters by ``LocalSGD`` is timed; the goal for 124 million of them."""
 
+RESIDUALS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "bf16": {"residual_dtype": torch.bfloat16},
+    "pinned": {"residual_device": "cpu"},
+    "bf16,pinned": {"residual_dtype": torch.bfloat16, "residual_device": "cpu"},
+}
+"""How residuals are kept: the options of ``attach`` and ``LocalSGD``."""
+
 WARM_UP = 5
 MIN_TURNS, BUDGET_S = 3, 4.0
 """After three turns, none begins once a codec has taken this long."""
@@ -57,6 +65,7 @@ class StepSettings:
         compiled: Whether torch.compile compiles the DDP module.
         accumulate: Backward passes per exchange.
         graphs: Whether exchanges are recorded as CUDA graphs.
+        residuals: How residuals are kept: a name of ``RESIDUALS``.
         seed: Seed of weights, inputs and codecs.
     """
 
@@ -67,7 +76,12 @@ class StepSettings:
     compiled: bool = False
     accumulate: int = 1
     graphs: bool = True
+    residuals: str = "fp32"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.residuals not in RESIDUALS:
+            raise ConfigError(f"--residuals must be one of {' '.join(RESIDUALS)}, got {self.residuals!r}")
 
     def command(self, specs: Sequence[str]) -> str:
         words = ["laconic", "bench", *specs, "--device", self.device, "--step", self.model]
@@ -75,14 +89,17 @@ class StepSettings:
             words.append("--compile")
         if not self.graphs:
             words.append("--no-graphs")
-        for name in ("accumulate", "repeat", "seed"):
+        for name in ("accumulate", "residuals", "repeat", "seed"):
             if getattr(self, name) != getattr(StepSettings, name):
                 words += [f"--{name}", str(getattr(self, name))]
         return shlex.join(words)
 
     def limit(self, spec: str) -> float | None:
-        """Return the goal: the percentage that a codec may add, a quarter of it with four passes per exchange."""
-        limit = LIMITS.get(spec)
+        """Return the goal: the percentage that a codec may add, a quarter of it with four passes per exchange.
+
+        There is none for residuals that take less memory and more time.
+        """
+        limit = LIMITS.get(spec) if self.residuals == StepSettings.residuals else None
         return None if limit is None else limit / self.accumulate + (COMPILED_LIMIT if self.compiled else 0.0)
 
 
@@ -95,7 +112,7 @@ class StepBench:
         self.model = self.workload.build().to(self.device)
         self.ddp = DistributedDataParallel(copy.deepcopy(self.model))
         self.attached = DistributedDataParallel(copy.deepcopy(self.model))
-        self.attachment = attach(self.attached, "none")
+        self.attachment = attach(self.attached, "none", **RESIDUALS[settings.residuals])
         self.values = sum(parameter.numel() for parameter in self.ddp.parameters() if parameter.requires_grad)
         self._plain: tuple[dict[str, Any], frozenset[str], int | None] | None = None
         self.modules: dict[str, nn.Module] = {"ddp": self.ddp, "attached": self.attached}
@@ -164,6 +181,7 @@ class StepBench:
             "ddp_launched_s": quartiles(tuple(launched for _, launched in runs["ddp"]))[1],
             "attached_launched_s": quartiles(tuple(launched for _, launched in runs["attached"]))[1],
             "added_peak_bytes": None if peak is None or more is None else more - peak,
+            "residual_bytes": self.attachment.stats()["residual_bytes"],
             "fp32_bytes": 4 * self.values, "limit_percent": self.settings.limit(spec),
             "turns": len(runs["ddp"]), "ddp_profile": plain, "attached_profile": profile,
         }  # fmt: skip
@@ -172,7 +190,8 @@ class StepBench:
         """Return what an exchange of all parameters by ``LocalSGD`` takes after a local step."""
         model = copy.deepcopy(self.model)
         # An outer optimizer with momentum: a single rank that takes plain means has nothing to exchange.
-        local = LocalSGD(model, None, every=1, codec=spec, outer="nesterov")
+        kept = RESIDUALS[self.settings.residuals]
+        local = LocalSGD(model, None, every=1, codec=spec, outer="nesterov", **kept)
         runs = []
         for turn in range(WARM_UP + self.settings.repeat):
             with torch.no_grad():
@@ -181,7 +200,8 @@ class StepBench:
             seconds, _ = self.timed(local.after_step)
             if turn >= WARM_UP:
                 runs.append(seconds)
-        return {**_seconds("exchange", runs), "limit_s": LOCAL_LIMIT_S}
+        residual_bytes = local.stats(residual_norms=False)["residual_bytes"]
+        return {**_seconds("exchange", runs), "limit_s": LOCAL_LIMIT_S, "residual_bytes": residual_bytes}
 
 
 @contextmanager
@@ -226,7 +246,7 @@ def run_steps(
                 "command": settings.command(specs), "model": settings.model, "examples": bench.workload.examples,
                 "batch": bench.workload.inputs.shape[0], "spec": spec.removeprefix(LOCAL), "values": bench.values,
                 "repeat": settings.repeat, "compiled": settings.compiled, "accumulate": settings.accumulate,
-                "graphs": settings.graphs, **measured,
+                "graphs": settings.graphs, "residuals": settings.residuals, **measured,
             }  # fmt: skip
             records.append(Record(f"bench.device.{'local' if local else 'step'}", values, settings.seed))
             keep(records)

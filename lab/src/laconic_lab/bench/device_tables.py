@@ -152,6 +152,7 @@ def _workload(values: Mapping[str, Any]) -> str:
     words = [f"{values['model']}, {values.get('examples', str(values['batch']) + ' images')}"]
     words += ["compiled"] if values.get("compiled") else []
     words += [f"{values['accumulate']} backward passes"] if values.get("accumulate", 1) > 1 else []
+    words += [f"residuals {values['residuals']}"] if values.get("residuals", "fp32") != "fp32" else []
     return ", ".join(words)
 
 

@@ -81,6 +81,9 @@ def bench(
     graphs: Annotated[
         bool, typer.Option("--graphs/--no-graphs", help="With --step: record exchanges as CUDA graphs.")
     ] = True,
+    residuals: Annotated[
+        str, option("With --step: how residuals are kept, fp32, bf16, pinned or bf16,pinned.", metavar="HOW")
+    ] = "fp32",
     data: Annotated[
         list[str] | None, option("Data for entropy coders: gaussian, weights, grads.", metavar="NAME")
     ] = None,
@@ -105,7 +108,9 @@ def bench(
         if only or data:
             raise ConfigError("--only and --data cannot be used with --device cuda: name the codecs")
         if step is not None:
-            bench_device.bench_step(specs, device, step, repeat, seed, compiled, accumulate, graphs, records, json)
+            bench_device.bench_step(
+                specs, device, step, repeat, seed, compiled, accumulate, graphs, residuals, records, json
+            )
         else:
             bench_device.bench_device(specs, device, numel, repeat, seed, quick, records, json)
         return

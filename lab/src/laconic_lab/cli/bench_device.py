@@ -50,7 +50,7 @@ def bench_device(
 
 def bench_step(
     specs: list[str] | None, device: str, model: str, repeat: int | None, seed: int, compiled: bool,
-    accumulate: int, graphs: bool, records: Path | None, json: bool,
+    accumulate: int, graphs: bool, residuals: str, records: Path | None, json: bool,
 ) -> None:  # fmt: skip
     from laconic.records import write
     from laconic_lab.bench.device_step import LIMITS, StepSettings, run_steps
@@ -59,7 +59,7 @@ def bench_step(
     chosen = specs or [*LIMITS]
     settings = StepSettings(
         model=model, device=device, repeat=repeat or StepSettings.repeat, seed=seed, compiled=compiled,
-        accumulate=accumulate, graphs=graphs,
+        accumulate=accumulate, graphs=graphs, residuals=residuals,
     )  # fmt: skip
 
     def keep(measured: Sequence[Record]) -> None:

@@ -18,6 +18,7 @@ from laconic.errors import ConfigError, InputError
 from laconic.kernels.reference.packed_ints import rotate_back
 from laconic.kernels.sections import packed_int_count
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
+from laconic.residual_storage import ResidualStorage
 from laconic.residuals import KeepsResiduals, RoundStats, SlotMemory
 
 __all__ = ["Contributor", "ContributorStats"]
@@ -43,9 +44,12 @@ class Contributor(KeepsResiduals):
         spec: ``ef|thc:4``, ``ef:0.95|thc:4``, ``shared:8,round=stochastic``, …
         workers: The largest number of packets that will be added.
         ring: See ``Summing``.
+        storage: In which dtype and where residuals are kept between rounds.
     """
 
-    def __init__(self, spec: str, *, workers: int, worker: int = 0, ring: bool = False) -> None:
+    def __init__(
+        self, spec: str, *, workers: int, worker: int = 0, ring: bool = False, storage: ResidualStorage | None = None
+    ) -> None:
         memories, chain = parse(spec)
         if any(not isinstance(stage, ErrorFeedback) for stage in memories):
             raise ConfigError(f"{spec!r}: sums support error feedback ('ef') only")
@@ -54,7 +58,7 @@ class Contributor(KeepsResiduals):
         self.summing = Summing(chain, workers, ring)
         self.worker = worker
         self.stats = ContributorStats()
-        super().__init__("start", self.stats)
+        super().__init__("start", self.stats, storage)
         self._pending: dict[str, Tensor] = {}
         """Values between ``probe`` and ``packet``."""
         self._inputs: dict[str, tuple[Tensor, Tensor, int]] = {}
@@ -117,9 +121,10 @@ class Contributor(KeepsResiduals):
         signs, size = self.rotation_seed, self.kept_numel(flat.numel())
         memory = self._fitting_memory(slot, (size,), flat.device)
         buffer, memory.previous = memory.previous, None
-        if buffer is None or buffer.numel() != size or buffer.device != flat.device:
+        in_place = self.storage.in_place(flat.device)
+        if buffer is None or buffer.numel() != size or buffer.device != flat.device or not in_place:
             buffer = torch.empty(size, device=flat.device)
-        residual = memory.residual
+        residual = None if memory.residual is None else self.storage.load(memory.residual, flat.device)
         if residual is not None and self.decay != 1.0:  # the residual itself stays, in case the round is dropped
             residual = torch.mul(residual, self.decay, out=buffer)
         if signs is not None:
@@ -164,6 +169,9 @@ class Contributor(KeepsResiduals):
             memory.previous, memory.residual = memory.residual, values
             if not kernels.backend_for(values).all_finite(values):
                 self._reset_overflowed(slot)
+            elif not self.storage.in_place(values.device):
+                memory.residual = self.storage.zeros(values.shape, values.device)
+                self.storage.store(values, memory.residual, slot, self.rounding_seed(seed))
         del self._pending[slot]
         self._inputs.pop(slot, None)
         self.stats.rounds += 1
@@ -217,13 +225,13 @@ class Contributor(KeepsResiduals):
     # ------------------------------------------------------------------------------------- many slots at once on a GPU
 
     def residuals_of(self, slots: Sequence[str], sizes: Sequence[int], device: torch.device) -> list[Tensor]:
-        """Return the residuals of slots, flat and of these sizes, for an encoder that updates them in place."""
+        """Return the residuals of slots as they are kept, flat and of these sizes, for an encoder that updates them."""
         residuals = []
         for slot, size in zip(slots, sizes, strict=True):
             memory = self._fitting_memory(slot, (size,), device)
             memory.previous = None
             if memory.residual is None:
-                memory.residual = torch.zeros(size, device=device)
+                memory.residual = self.storage.zeros((size,), device)
             residuals.append(memory.residual)
         return residuals
 

@@ -265,7 +265,8 @@ class _SumSlot(_Slot):
     def saved(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state, sizes = dict[str, Tensor](), self._sizes()
         if self.reducer.contributor.feedback:
-            kept = [raw.get(self.key("residual", piece), torch.zeros(n)).reshape(-1) for piece, _, n in sizes]
+            found = [raw.get(self.key("residual", piece), torch.zeros(n)) for piece, _, n in sizes]
+            kept = [x.reshape(-1).to(torch.float32) for x in found]
             if self._rotated:
                 state[self.place.rotated(self.name)] = torch.cat(kept) if kept else torch.zeros(0)
             whole = self.reducer.residual(self.name, self.numel)

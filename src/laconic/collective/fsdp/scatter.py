@@ -64,8 +64,12 @@ class FSDPAttachment(ShardedAttachment):
         before = self._exchange
         return Collectives(
             spec, self._group, policy=before.policy, nonfinite=before.nonfinite, stats=before.stats,
-            shapes=before.shapes,
+            shapes=before.shapes, storage=before.storage,
         )  # fmt: skip
+
+    @property
+    def _residual_nbytes(self) -> int:
+        return self._scatters.residual_nbytes + (0 if self._gathers is None else self._gathers.residual_nbytes)
 
     def _prepare(self, exchange: Exchange) -> None:
         self._scatters = self._collectives(exchange.spec)

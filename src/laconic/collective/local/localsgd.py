@@ -25,6 +25,7 @@ from laconic.collective.local.rounds import LocalStats, PendingRound, Rounds
 from laconic.collective.transport import broadcast_all
 from laconic.errors import ConfigError, InputError
 from laconic.policy import Policy
+from laconic.residual_storage import ResidualStorage
 
 __all__ = ["LocalSGD"]
 
@@ -63,6 +64,7 @@ class LocalSGD:
             selector sent it.
         continue_from: ``global`` model, or ``local``: the global model plus what this rank has not sent yet.
         timeout_s: How long an exchange waits for other ranks; by default the timeout of ``group``.
+        residual_dtype, residual_device: As in ``attach``.
 
     >>> local = LocalSGD(model, laconic.muon(model), every=20, codec="ef|topk:0.1|sign")  # doctest: +SKIP
     >>> for batch in batches:                                                     # doctest: +SKIP
@@ -81,7 +83,8 @@ class LocalSGD:
         policy: Policy | Mapping[str, str] | None = None, group: dist.ProcessGroup | None = None,
         nonfinite: str = "raise", fragments: int = 1, overlap: int = 0, merge: float | str | None = None,
         weight_by: str | None = None, clip: str | None = None, average: str = "all", continue_from: str = "global",
-        timeout_s: float | None = None,
+        timeout_s: float | None = None, residual_dtype: torch.dtype = torch.float32,
+        residual_device: str | torch.device | None = None,
     ) -> None:  # fmt: skip
         if not dist.is_available() or not dist.is_initialized():
             raise ConfigError("torch.distributed has no process group yet: call init_process_group first")
@@ -98,6 +101,7 @@ class LocalSGD:
             )
         self.steps = self.residual_resets = self.skipped_steps = self.regroups = 0
         self._policy, self._nonfinite = policy, nonfinite
+        self._storage = ResidualStorage.of(residual_dtype, residual_device)
         self._inside = self._share_inside()
         self._join(group)
         self._require_same_settings("LocalSGD")
@@ -127,7 +131,7 @@ class LocalSGD:
             self.group = group_of_same_ranks(group, self.options.timeout_s, stats) if own else group
         self.exchange = Exchange(
             self.options.codec, self.group, policy=self._policy, nonfinite=self._nonfinite,
-            average=self.options.average, stats=stats,
+            average=self.options.average, stats=stats, storage=self._storage,
         )  # fmt: skip
         self._rounds = Rounds(self.exchange, self.options, self._inside, stats)
 
@@ -379,6 +383,7 @@ class LocalSGD:
             "fragments": len(self._fragments), "in_flight": self._in_flight is not None,
             "skipped_steps": self.skipped_steps, "regroups": self.regroups,
             "residual_resets": self.residual_resets + self.exchange.residual_resets,
+            "residual_bytes": self.exchange.residual_nbytes,
             "residual_norms": self._residual_norms() if residual_norms else {},
             "exempt": dict(self.exchange.exempt),
         }  # fmt: skip

@@ -24,6 +24,7 @@ from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.counters import LogOnce
 from laconic.errors import ConfigError, InputError, NonFiniteError
+from laconic.residual_storage import ResidualStorage
 from laconic.residuals import KeepsResiduals
 
 __all__ = ["Reducer", "allreduce"]
@@ -51,11 +52,12 @@ class Reducer:
             stay, the event is logged and counted), ``spread`` (the same, but the result is NaN, as in a plain
             all-reduce) or ``raise`` on all ranks.
         stats: Where to count; a new ``ExchangeStats`` by default.
+        storage: In which dtype and where residuals are kept between rounds.
     """
 
     def __init__(
         self, spec: str, group: dist.ProcessGroup | None = None, *, carry: bool = False, nonfinite: str = "skip",
-        stats: ExchangeStats | None = None,
+        stats: ExchangeStats | None = None, storage: ResidualStorage | None = None,
     ) -> None:  # fmt: skip
         if is_registered(group) and not (dist.is_available() and dist.is_initialized()):
             raise ConfigError("torch.distributed has no process group yet: call init_process_group first")
@@ -64,7 +66,9 @@ class Reducer:
         self.group = group
         self.nonfinite = nonfinite
         self.carry = carry
-        self.contributor = Contributor(spec, workers=size_of(group), worker=rank_in(group), ring=True)
+        self.contributor = Contributor(
+            spec, workers=size_of(group), worker=rank_in(group), ring=True, storage=storage
+        )  # fmt: skip
         if carry and not (self.contributor.feedback and self._integers):
             raise ConfigError(f"{spec!r}: carry clips values, so it needs 'ef' before 'shared' or 'thc'")
         self.stats = ExchangeStats() if stats is None else stats
@@ -241,13 +245,15 @@ class Reducer:
         )
         if not direct or not self.stays_on(tensors[0][1].device):
             return None
-        named, shapes = [], []
+        named, shapes, owners = [], [], []
         for slot, x in tensors:
             pieces, flat = self.pieces(slot, x.numel()), x.view(-1)
             named += [(name, flat[begin:end]) for name, begin, end in pieces]
             shapes += [x.shape] * len(pieces)
+            owners += [slot] * len(pieces)
         slots, numel = [slot for slot, _ in tensors], sum(x.numel() for _, x in tensors)
-        launch, number = sums.prepare(named, shapes, self._next_seeds(slots)), 0
+        first = self._next_seeds(slots)
+        launch, number = sums.prepare(named, shapes, [first[slot] for slot in owners]), 0
 
         def mean() -> None:
             nonlocal number
@@ -259,7 +265,7 @@ class Reducer:
             number += 1
             if look:
                 self._note_device_events(wait=False)
-            launch(seeds)
+            launch([seeds[slot] for slot in owners])
             if look:
                 self._events.copy_to_host()
 
@@ -286,6 +292,7 @@ class Reducer:
         self._note_device_events(wait=False)
         named: list[tuple[str, Tensor]] = []
         shapes: list[torch.Size] = []
+        rounds: list[int] = []
         copies: list[tuple[Tensor, Tensor]] = []
         left = [each for each in tensors if not self._device_sums.takes(each[1].shape)]
         for slot, x, out in tensors:
@@ -301,8 +308,9 @@ class Reducer:
             pieces = self.pieces(slot, x.numel())
             named += [(name, flat[begin:end]) for name, begin, end in pieces]
             shapes += [x.shape] * len(pieces)
+            rounds += [seeds[slot]] * len(pieces)
         if named:
-            self._device_sums.reduce(named, shapes, seeds)
+            self._device_sums.reduce(named, shapes, rounds)
         for out, flat in copies:
             out.copy_(flat.view(out.shape))
         if not self.stays_on(next(iter(devices))):

@@ -6,7 +6,7 @@ not finite on some rank keeps its residual and its start, and ends as NaN on all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from laconic.aggregate.homomorphic.contributor import Contributor
 from laconic.codecs.powersgd import Matrix
 from laconic.collective.reductions.device_events import INVALID, NONFINITE, RESETS
 from laconic.collective.reductions.device_replay import Replay
+from laconic.collective.reductions.device_residuals import DeviceResiduals, Workspace, residuals_of
 from laconic.kernels.interface import NONFINITE as NONFINITE_BITS
 
 __all__ = ["LowRankRound", "stretches_of"]
@@ -53,7 +54,7 @@ class LowRankRound:
 
     def __init__(
         self, contributor: Contributor, named: Sequence[tuple[str, Tensor]], matrices: Sequence[Matrix],
-        seeds: Mapping[str, int], memory: Tensor | None, counts: Tensor, fill: float, alone: bool,
+        rounds: Sequence[int], memory: Tensor | None, counts: Tensor, fill: float, workspace: Workspace, alone: bool,
     ) -> None:  # fmt: skip
         from laconic.kernels.triton.lowrank_all import Matrices
 
@@ -64,7 +65,7 @@ class LowRankRound:
         shapes = [(matrix.rows, matrix.columns, matrix.r) for matrix in matrices]
         self._matrices = Matrices(shapes, max(r for _, _, r in shapes), device)
         starts = [contributor.start(slot, m, x) for (slot, x), m in zip(named, matrices, strict=True)]
-        drawn = [m.start(seeds[slot], x) for (slot, x), m in zip(named, matrices, strict=True)]
+        drawn = [m.start(seed, x) for (_, x), m, seed in zip(named, matrices, rounds, strict=True)]
         self._fresh = torch.cat([matrix.start(0, x).view(-1) for matrix, x in zip(matrices, self._outs, strict=True)])
         self._start = torch.cat(
             [(new if old is None else old).reshape(-1) for old, new in zip(starts, drawn, strict=True)]
@@ -72,12 +73,13 @@ class LowRankRound:
         parts = torch.split(self._start, [matrix.r * matrix.columns for matrix in matrices])
         self._starts = [part.view(m.r, m.columns) for part, m in zip(parts, matrices, strict=True)]
         contributor.keep_starts(self._slots, self._starts)
-        self._residuals = self._sums = None
+        self._residuals: DeviceResiduals | None = None
+        self._sums = None
         sizes = [x.numel() for x in self._outs]
         if memory is not None:
-            self._residuals = contributor.residuals_of(self._slots, sizes, device)
+            self._residuals = residuals_of(contributor, self._slots, sizes, device, workspace)
             self._sums = list(torch.split(memory, sizes))
-            self._residual_addresses = self._matrices.addresses(self._residuals)
+            self._residual_addresses = self._matrices.addresses(self._residuals.floats)
         self._addresses = self._matrices.addresses(self._outs)
         self._sum_addresses = self._addresses if self._sums is None else self._matrices.addresses(self._sums)
         self._bits = torch.zeros(len(named), dtype=torch.int32, device=device)
@@ -92,18 +94,22 @@ class LowRankRound:
     @property
     def current(self) -> bool:
         """Whether the contributor still keeps the same residuals and starts."""
-        kept, starts = self._contributor.residual, self._contributor.companion
+        starts = self._contributor.companion
         if not all(starts(slot) is x for slot, x in zip(self._slots, self._starts, strict=True)):
             return False
-        return self._residuals is None or all(
-            kept(slot) is x for slot, x in zip(self._slots, self._residuals, strict=True)
-        )
+        return self._residuals is None or self._residuals.current
+
+    def begin_round(self, rounds: Sequence[int]) -> None:
+        """Note the round of each slot."""
+        if self._residuals is not None:
+            self._residuals.begin_round(rounds)
 
     def _begin(self) -> None:
         sums = self._outs
         if self._residuals is not None and self._sums is not None:
             sums = self._sums
-            torch._foreach_copy_(sums, self._residuals)
+            self._residuals.load()
+            torch._foreach_copy_(sums, self._residuals.floats)
             if self._contributor.decay != 1.0:
                 torch._foreach_mul_(sums, self._contributor.decay)
             torch._foreach_add_(sums, self._outs)
@@ -120,7 +126,8 @@ class LowRankRound:
         bits = self._backend.amax_bits_all(self._outs, only=matrices.flags)
         unusable = (matrices.flags > 0) & (self._bits >= LARGE) & (bits < LARGE)
         reset = torch.where(unusable, NONFINITE_BITS, 0).to(torch.int32)
-        self._backend.fill_all(self._residuals, reset, 0.0)
+        self._backend.fill_all(self._residuals.floats, reset, 0.0)
+        self._residuals.store(self._backend)
         self._counts[RESETS].add_(unusable.sum())
 
     def _decode(self) -> None:

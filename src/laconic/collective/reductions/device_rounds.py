@@ -22,17 +22,20 @@ from laconic.collective.reductions.device_codings import DeviceCoding
 from laconic.collective.reductions.device_events import INVALID, NONFINITE, RESETS, DeviceEvents
 from laconic.collective.reductions.device_messages import Message, Plan
 from laconic.collective.reductions.device_replay import Recent, Replay
+from laconic.collective.reductions.device_residuals import DeviceResiduals, RoundNumbers, Workspace
 from laconic.collective.reductions.ranges import cut_into_parts
-from laconic.collective.reductions.shards import hash_of
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import ALL_GATHER
 from laconic.kernels.interface import NONFINITE as NONFINITE_BITS
-from laconic.kernels.random import splitmix64
+from laconic.kernels.random import hash_of, splitmix64
 
 __all__ = ["DeviceRounds"]
 
 PART = 1 << 26
 """The largest number of values of one round. More would need large buffers; fewer, more launches."""
+
+LOADED_PART = 1 << 24
+"""The same where residuals are loaded for a round: the memory for them is what a smaller dtype saves."""
 
 MAX_PLANS = 4096
 """Sets of slots whose buffers are kept: a module's DDP buckets, before and after DDP has reordered them."""
@@ -48,60 +51,57 @@ class _Sender:
 
     def __init__(
         self, coding: DeviceCoding, channel: Channel, message: Message, sender: int, values: Sequence[Tensor],
-        counts: Tensor,
+        counts: Tensor, workspace: Workspace,
     ) -> None:  # fmt: skip
-        import numpy as np
-
         self._coding, self._channel, self._message, self._values = coding, channel, message, values
         self._counts, self._backend = counts, backend_for(values[0])
-        self._residuals = channel.residuals_of(message.names, values)
         self._slots, device = [piece.slot for piece in message.ranges], values[0].device
-        inner = np.array([splitmix64(sender ^ hash_of(name)) for name in message.names], dtype=np.uint64)
-        self._inner = torch.from_numpy(inner.view(np.int64)).to(device, non_blocking=True)
-        self._rounds, self._next = torch.zeros_like(self._inner), [1] * len(values)
-        self._keys = torch.zeros(len(values), 2, dtype=torch.int32, device=device)
+        inner = [splitmix64(sender ^ hash_of(name)) for name in message.names]
+        self._rounds = RoundNumbers(inner, None, device)
+        stored = channel.residuals_of(message.names, values)
+        self._residuals = None
+        if stored is not None:
+            self._residuals = DeviceResiduals(channel, message.names, stored, inner, device, workspace)
 
     @property
     def current(self) -> bool:
         """Whether the channel still keeps the same residuals."""
-        if self._residuals is None:
-            return True
-        of = self._channel.residual
-        return all(of(name) is each for name, each in zip(self._message.names, self._residuals, strict=True))
+        return self._residuals is None or self._residuals.current
 
     def begin_round(self, rounds: Sequence[int]) -> None:
         """Let this round's rounding seeds be those of the frames that ``TwoShot`` would send.
 
-        The device counts rounds as well, so nothing is copied unless they do not follow one another.
-
         Args:
             rounds: The round of each slot.
         """
-        if not self._coding.randomized:
+        if not self._coding.randomized and self._residuals is None:
             return
         wanted = [rounds[slot] for slot in self._slots]
-        if wanted != self._next:
-            self._rounds.copy_(torch.tensor(wanted, dtype=torch.int64) - 1, non_blocking=True)
-        self._next = [number + 1 for number in wanted]
+        if self._coding.randomized:
+            self._rounds.begin(wanted)
+        if self._residuals is not None:
+            self._residuals.begin_round(wanted)
 
     def encode(self, unusable: Tensor | None = None) -> None:
         """Write the message: sections, and the amax bits of each shard, or those that make it unusable."""
-        backend, residuals, values, message = self._backend, self._residuals, self._values, self._message
-        if self._coding.randomized:
-            backend.next_round_keys(self._rounds, self._inner, self._keys)
+        backend, values, message = self._backend, self._values, self._message
+        keys = self._rounds.draw(backend) if self._coding.randomized else self._rounds.keys
         if self._coding.zeroed:
             message.buffer.zero_()
-        if residuals is None:
-            bits = self._coding.encode(values, None, backend, self._keys, message.sections, unusable, self._counts)
+        if self._residuals is None:
+            bits = self._coding.encode(values, None, backend, keys, message.sections, unusable, self._counts)
             message.amax_bits = bits if unusable is None else torch.maximum(bits, unusable)
             return
         skip = backend.amax_bits_all(values)  # an error must leave residuals unchanged, so it is detected beforehand
         if unusable is not None:
             skip = torch.maximum(skip, unusable)
+        self._residuals.load()
+        residuals = self._residuals.floats
         if self._channel.decay != 1.0:
             backend.scale_all(residuals, self._channel.decay, skip)
-        bits = self._coding.encode(values, residuals, backend, self._keys, message.sections, skip, self._counts)
+        bits = self._coding.encode(values, residuals, backend, keys, message.sections, skip, self._counts)
         backend.fill_all(residuals, bits, 0.0)  # where a sum with the residual left float32
+        self._residuals.store(backend)
         self._counts[RESETS].add_((bits >= NONFINITE_BITS).sum())
         message.amax_bits = torch.maximum(bits, skip)
 
@@ -111,14 +111,17 @@ class _Round:
 
     def __init__(
         self, plan: Plan, coding: DeviceCoding, channels: tuple[Channel, Channel], flats: Sequence[Tensor], rank: int,
-        ranks: int, counts: Tensor,
+        ranks: int, counts: Tensor, workspace: Workspace,
     ) -> None:  # fmt: skip
         self.plan, self._coding, self._counts, self._weight = plan, coding, counts, 1.0 / ranks
         self._own, self._all = plan.own.values(flats), plan.all.values(flats)
         self._backend, device = backend_for(flats[0]), flats[0].device
         outgoing = plan.outgoing.values(flats)
-        self._outgoing = _Sender(coding, channels[0], plan.outgoing, rank, outgoing, counts) if outgoing else None
-        self._means = _Sender(coding, channels[1], plan.own, ranks, self._own, counts) if self._own else None
+        self._outgoing = self._means = None
+        if outgoing:
+            self._outgoing = _Sender(coding, channels[0], plan.outgoing, rank, outgoing, counts, workspace)
+        if self._own:
+            self._means = _Sender(coding, channels[1], plan.own, ranks, self._own, counts, workspace)
         self.senders = [sender for sender in (self._outgoing, self._means) if sender is not None]
         stretches: list[Callable[[], None]] = [self._send, self._sum, self._receive]
         if not plan.peers:
@@ -177,7 +180,7 @@ class DeviceRounds:
         self.rank, self.ranks = rank_in(group), size_of(group)
         self._plans: dict[tuple[Any, ...], list[Plan]] = {}
         self._rounds: Recent[tuple[tuple[tuple[str, int], ...], list[_Round]]] = Recent()
-        self.events = DeviceEvents()
+        self.events, self._workspace = DeviceEvents(), Workspace()
 
     def reduce(self, flats: Sequence[tuple[str, Tensor]], rounds: Mapping[str, int]) -> None:
         """Replace tensors by their means. It only launches work: later uses on the same stream see the means."""
@@ -229,7 +232,7 @@ class DeviceRounds:
             found = (
                 sizes,
                 [
-                    _Round(plan, self._coding, self._channels, values, self.rank, self.ranks, counts)
+                    _Round(plan, self._coding, self._channels, values, self.rank, self.ranks, counts, self._workspace)
                     for plan in self._plans_for(sizes, values[0].device)
                 ],
             )
@@ -241,9 +244,10 @@ class DeviceRounds:
         if plans is None:
             if len(self._plans) >= MAX_PLANS:  # the sets of slots do not recur
                 self._plans.clear()
+            part = PART if self._channels[0].storage.in_place(device) else LOADED_PART
             plans = self._plans[device, sizes] = [
                 Plan(ranges, self._coding, self.rank, self.ranks, device)
-                for ranges in cut_into_parts(sizes, PART, self.ranks)
+                for ranges in cut_into_parts(sizes, part, self.ranks)
             ]
         return plans
 

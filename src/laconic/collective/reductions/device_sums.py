@@ -7,7 +7,7 @@ device: a slot that is not finite on some rank has zeros for integers, keeps its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -23,6 +23,7 @@ from laconic.collective.reductions.agreement import MAX_DIGEST, digest_of
 from laconic.collective.reductions.device_events import INVALID, MISMATCH, NONFINITE, RESETS, DeviceEvents
 from laconic.collective.reductions.device_lowrank import LowRankRound, stretches_of
 from laconic.collective.reductions.device_replay import Recent
+from laconic.collective.reductions.device_residuals import DeviceResiduals, Workspace, residuals_of
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.kernels.interface import FLOAT32_MAX, PackedIntSum
@@ -44,7 +45,7 @@ class PackedIntRound:
 
     def __init__(
         self, contributor: Contributor, named: Sequence[tuple[str, Tensor]], values: Tensor, counts: Tensor,
-        fill: float, alone: bool,
+        fill: float, workspace: Workspace, alone: bool,
     ) -> None:  # fmt: skip
         family, summing, device = contributor.summing.family, contributor.summing, values.device
         assert isinstance(family, PackedInts)
@@ -59,7 +60,9 @@ class PackedIntRound:
         rotated = self._stage.rotation_seed is not None
         shapes = [packed_int_count(size, rotated) for size in sizes]
         self._parts = [values[SUM_BLOCK * at : SUM_BLOCK * at + n] for at, n in zip(blocks, shapes, strict=False)]
-        self._residuals = contributor.residuals_of(self._slots, shapes, device) if contributor.feedback else None
+        self._residuals: DeviceResiduals | None = None
+        if contributor.feedback:
+            self._residuals = residuals_of(contributor, self._slots, shapes, device, workspace)
         described = " ".join(f"{slot} {size}" for slot, size in zip(self._slots, sizes, strict=True))
         self._digest = digest_of(f"{summing.chain.text} {summing.workers} on the device {described}")
         self.seed = 0
@@ -83,12 +86,20 @@ class PackedIntRound:
     @property
     def current(self) -> bool:
         """Whether the contributor still keeps the same residuals."""
-        of, residuals = self._contributor.residual, self._residuals
-        return residuals is None or all(of(slot) is x for slot, x in zip(self._slots, residuals, strict=True))
+        return self._residuals is None or self._residuals.current
+
+    def begin_round(self, rounds: Sequence[int]) -> None:
+        """Note the round of each slot."""
+        self.seed = rounds[0]
+        if self._residuals is not None:
+            self._residuals.begin_round(rounds)
 
     def _begin(self) -> None:
         """Gather the blocks, and write their scales, and a digest of what is reduced, for the agreement."""
-        residuals = [None] * len(self._slots) if self._residuals is None else self._residuals
+        residuals: Sequence[Tensor | None] = [None] * len(self._slots)
+        if self._residuals is not None:
+            self._residuals.load()
+            residuals = self._residuals.floats
         self._backend.gather_blocks(
             self._outs, residuals, self._contributor.decay, self._stage.rotation_seed, self._values
         )
@@ -118,12 +129,14 @@ class PackedIntRound:
         self._counts[INVALID].add_(flag[0])
         self._backend.fill_all(self._outs, self._flags, self._fill)
 
-    def _keep_residuals(self, residuals: Sequence[Tensor]) -> None:
+    def _keep_residuals(self, kept: DeviceResiduals) -> None:
         """Keep what was not sent. A slot that is not usable keeps its residual, unless this is the reason."""
+        residuals = kept.floats
         self._backend.copy_all(self._parts, residuals, self._flags)
         bits = self._backend.amax_bits_all(self._outs, only=self._own_flags)
         reset = torch.where(bits < NONFINITE_BITS, self._own_flags, 0)
         self._backend.fill_all(residuals, reset, 0.0)
+        kept.store(self._backend)
         self._counts[RESETS].add_((reset > 0).sum())
 
 
@@ -144,7 +157,7 @@ class DeviceSums:
         self._fill = fill
         self._alone = is_registered(group) and size_of(group) == 1
         self._rounds: Recent[tuple[list[torch.Size], PackedIntRound | LowRankRound]] = Recent()
-        self._values = torch.empty(0)
+        self._values, self._workspace = Workspace(), Workspace()
 
     def serves(self, device: torch.device) -> bool:
         """Whether there are kernels for the codec on a device."""
@@ -157,30 +170,28 @@ class DeviceSums:
         family = self._contributor.summing.family
         return shape.numel() > 0 and not (isinstance(family, LowRank) and family.stage.for_shape(tuple(shape)).whole)
 
-    def reduce(
-        self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], seeds: Mapping[str, int]
-    ) -> None:
+    def reduce(self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], rounds: Sequence[int]) -> None:
         """Replace flat, contiguous float32 tensors by their means. It only launches work.
 
         Args:
             named: Slots, or parts of them.
             shapes: The shape of each slot.
-            seeds: The round of each slot.
+            rounds: The round of each slot.
         """
-        self._launch(self._round_for(named, shapes, seeds), seeds)
+        self._launch(self._round_for(named, shapes, rounds), rounds)
         self._events.copy_to_host()
 
     def prepare(
-        self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], seeds: Mapping[str, int]
-    ) -> Callable[[Mapping[str, int]], None]:
+        self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], rounds: Sequence[int]
+    ) -> Callable[[Sequence[int]], None]:
         """Return a function that replaces tensors, which stay where they are, by their means; it takes their rounds."""
-        prepared = self._round_for(named, shapes, seeds)
+        prepared = self._round_for(named, shapes, rounds)
 
-        def launch(seeds: Mapping[str, int]) -> None:
+        def launch(rounds: Sequence[int]) -> None:
             nonlocal prepared
             if not prepared.current:
-                prepared = self._round_for(named, shapes, seeds)
-            self._launch(prepared, seeds)
+                prepared = self._round_for(named, shapes, rounds)
+            self._launch(prepared, rounds)
 
         return launch
 
@@ -188,10 +199,9 @@ class DeviceSums:
         """Drop what was prepared for tensors where they were."""
         self._rounds.clear()
 
-    def _launch(self, exchange: PackedIntRound | LowRankRound, seeds: Mapping[str, int]) -> None:
+    def _launch(self, exchange: PackedIntRound | LowRankRound, rounds: Sequence[int]) -> None:
         first, *others = exchange.stretches
-        if isinstance(exchange, PackedIntRound):
-            exchange.seed = next(iter(seeds.values()))
+        exchange.begin_round(rounds)
         first()
         if others:
             encode, decode = others
@@ -202,7 +212,7 @@ class DeviceSums:
         self._contributor.stats.rounds += exchange.slots
 
     def _round_for(
-        self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], seeds: Mapping[str, int]
+        self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], rounds: Sequence[int]
     ) -> PackedIntRound | LowRankRound:
         """Return the round of tensors, made anew if they or their residuals are elsewhere than before."""
         found = self._rounds.get(named)
@@ -214,17 +224,20 @@ class DeviceSums:
                 memory = self._memory_for(named, 1) if contributor.feedback else None
                 found = (
                     [*shapes],
-                    LowRankRound(contributor, named, matrices, seeds, memory, counts, self._fill, self._alone),
+                    LowRankRound(
+                        contributor, named, matrices, rounds, memory, counts, self._fill, self._workspace, self._alone
+                    ),
                 )
             else:
                 memory = self._memory_for(named, SUM_BLOCK)
-                found = [*shapes], PackedIntRound(contributor, named, memory, counts, self._fill, self._alone)
+                found = (
+                    [*shapes],
+                    PackedIntRound(contributor, named, memory, counts, self._fill, self._workspace, self._alone),
+                )
             self._rounds.put(named, found)
         return found[1]
 
     def _memory_for(self, named: Sequence[tuple[str, Tensor]], block: int) -> Tensor:
         """Return memory for the values of all slots, in whole blocks; rounds run one after the other and share it."""
-        device, numel = named[0][1].device, block * sum(num_buckets(x.numel(), block) for _, x in named)
-        if self._values.numel() < numel or self._values.device != device:
-            self._values = torch.empty(numel, device=device)
-        return self._values[:numel]
+        numel = block * sum(num_buckets(x.numel(), block) for _, x in named)
+        return self._values.floats(numel, named[0][1].device)

@@ -8,7 +8,6 @@ are an all-reduce (``TwoShot``).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -33,11 +32,12 @@ from laconic.collective.transport import PREFIX, AllToAll, Transport
 from laconic.counters import LogOnce
 from laconic.errors import InputError, NonFiniteError
 from laconic.kernels.interface import NONFINITE
-from laconic.kernels.random import splitmix64
+from laconic.kernels.random import hash_of, splitmix64
 from laconic.policy import Policy
+from laconic.residual_storage import ResidualStorage
 from laconic.residuals import KeepsResiduals
 
-__all__ = ["GATHER", "SCATTER", "Part", "Plan", "Shard", "ShardRounds", "hash_of"]
+__all__ = ["GATHER", "SCATTER", "Part", "Plan", "Shard", "ShardRounds"]
 
 MAX_PLANS = 256
 """Sets of slots whose plan is kept: a module's DDP buckets, before and after DDP has reordered them."""
@@ -61,12 +61,6 @@ class Shard:
     def rounding_seed(self, sender: int) -> int:
         """A seed that differs between senders, shards and rounds."""
         return splitmix64(self.round ^ splitmix64(sender ^ hash_of(self.name)))
-
-
-@lru_cache(maxsize=4096)
-def hash_of(name: str) -> int:
-    """Return 64 bits of a name, the same on all ranks."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 @lru_cache(maxsize=1024)
@@ -111,6 +105,7 @@ class ShardRounds:
         average: ``all`` divides a sum by the number of ranks; ``senders`` divides each value by the number of ranks
             whose selector kept it. A rank's own shard is then encoded, too, which shows what it would have sent.
         stats: Where to count; a new ``ExchangeStats`` by default.
+        storage: In which dtype and where residuals are kept between rounds.
     """
 
     directions: tuple[str, ...] = (SCATTER, GATHER)
@@ -118,18 +113,20 @@ class ShardRounds:
 
     def __init__(
         self, spec: str, group: dist.ProcessGroup | None = None, *, nonfinite: str = "spread", average: str = "all",
-        stats: ExchangeStats | None = None,
+        stats: ExchangeStats | None = None, storage: ResidualStorage | None = None,
     ) -> None:  # fmt: skip
         memories, chain = parse(spec)
+        kept = ResidualStorage() if storage is None else storage
         self.spec, self._chain = spec, chain
         self.nonfinite = nonfinite
         self.stats = ExchangeStats() if stats is None else stats
         self._warn_once = LogOnce("stats")
         self.transport = Transport(group, self.stats)
         feedback = [ErrorFeedback(residual_decay(memories))] if memories else []
+        specs = {SCATTER: spec, GATHER: grammar.format_stages([*feedback, *chain.stages])}
         self._channels = {
-            SCATTER: Channel(spec, policy=_COMPRESS_ALL),
-            GATHER: Channel(grammar.format_stages([*feedback, *chain.stages]), policy=_COMPRESS_ALL),
+            direction: Channel(text, policy=_COMPRESS_ALL, residual_dtype=kept.dtype, residual_device=kept.device)
+            for direction, text in specs.items()
         }
         # With momentum a rank's own shard must go through the channel, too, because momentum is part of what a rank
         # contributes. Otherwise the owner's values are not encoded: less work, and less error.

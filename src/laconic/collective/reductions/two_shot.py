@@ -25,6 +25,7 @@ from laconic.collective.reductions.ranges import PART, Range, cut_into_parts, jo
 from laconic.collective.reductions.shards import GATHER, SCATTER, Part, Plan, Shard, ShardRounds
 from laconic.collective.stats import ExchangeStats
 from laconic.errors import InputError, NonFiniteError
+from laconic.residual_storage import ResidualStorage
 
 __all__ = ["TwoShot"]
 
@@ -44,15 +45,16 @@ class TwoShot(ShardRounds):
         average: ``all`` divides a sum by the number of ranks; ``senders`` divides each value by the number of ranks
             whose selector kept it.
         stats: Where to count; a new ``ExchangeStats`` by default.
+        storage: In which dtype and where residuals are kept between rounds.
         on_device: Exchange sections between GPUs instead of frames between hosts. By default where it is possible: with
             NCCL or one rank, for CUDA tensors, not with ``skip``, and for codecs whose messages have a fixed size.
     """
 
     def __init__(
         self, spec: str, group: dist.ProcessGroup | None = None, *, nonfinite: str = "spread", average: str = "all",
-        stats: ExchangeStats | None = None, on_device: bool | None = None,
+        stats: ExchangeStats | None = None, storage: ResidualStorage | None = None, on_device: bool | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(spec, group, nonfinite=nonfinite, average=average, stats=stats)
+        super().__init__(spec, group, nonfinite=nonfinite, average=average, stats=stats, storage=storage)
         self._device_rounds: DeviceRounds | None = None
         self._needs_cuda = on_device is None
         if on_device is None:

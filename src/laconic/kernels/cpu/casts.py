@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic import _core
-from laconic.kernels import reference
+from laconic.kernels import random, reference
 from laconic.kernels.cpu.pointers import bytes_at, floats_at, require_valid, threads, weight_of
 from laconic.kernels.interface import NONFINITE
 
@@ -25,6 +25,11 @@ def all_finite(x: Tensor) -> bool:
 
 def add_momentum(x: Tensor, momentum: float, velocity: Tensor, residual: Tensor) -> None:
     _core.add_momentum(floats_at(x), x.numel(), momentum, floats_at(velocity), floats_at(residual), threads())
+
+
+def stochastic_bf16(x: Tensor, seed: int, out: Tensor) -> None:
+    key = random.key(seed, random.RESIDUALS)
+    _core.stochastic_bf16(floats_at(x), x.numel(), key, bytes_at(out.view(torch.uint8), 2 * x.numel()), threads())
 
 
 def copy_finite(x: Tensor, out: Tensor) -> bool:

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from laconic.errors import FrameError
+from laconic.kernels import random
 from laconic.kernels.reference.reductions import amax_bits_of, put
 
 FLOAT16_MAX = 65504.0
+_EXPONENT = 0x7F800000
 BFLOAT16_MAX = float(torch.finfo(torch.bfloat16).max)
 
 
@@ -19,6 +21,16 @@ def all_finite(x: Tensor) -> bool:
 def add_momentum(x: Tensor, momentum: float, velocity: Tensor, residual: Tensor) -> None:
     velocity.mul_(momentum).add_(x)
     residual.add_(velocity)
+
+
+def stochastic_bf16(x: Tensor, seed: int, out: Tensor) -> None:
+    """Add random bits below the last one that bfloat16 keeps, and cut; see ``Kernels``."""
+    index = torch.arange(x.numel(), dtype=torch.int64, device=x.device)
+    bits = x.view(torch.int32).to(torch.int64) & random.M32
+    summed = bits + (random.hash32(index, random.key(seed, random.RESIDUALS)) >> 16)
+    infinite = ((bits & _EXPONENT) == _EXPONENT) | ((summed & _EXPONENT) == _EXPONENT)
+    short = torch.where(infinite, bits, summed) >> 16
+    out.view(torch.int16).copy_(short - ((short & 0x8000) << 1))
 
 
 def copy_finite(x: Tensor, out: Tensor) -> bool:

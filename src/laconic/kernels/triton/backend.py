@@ -40,6 +40,7 @@ from laconic.kernels.triton import (
     selectors,
     sign,
     sparse,
+    stochastic_rounding,
     ternary,
 )
 from laconic.kernels.triton import topk_chunks as topk_chunk_kernels
@@ -125,6 +126,7 @@ unpack = _with_fallback(packing.unpack)
 pack_symbols = _with_fallback(packing.pack_symbols)
 unpack_symbols = _with_fallback(packing.unpack_symbols)
 add_momentum = _with_fallback(casts.add_momentum)
+stochastic_bf16 = _with_fallback(stochastic_rounding.stochastic_bf16)
 
 
 @_with_fallback
@@ -399,6 +401,7 @@ packed_int_decode_all = _on_device(multi_tensor.packed_int_decode_all)
 agreed_clips = packed_int_sums.agreed_clips
 cast_encode_all = _on_device(casts.cast_encode_all)
 cast_decode_all = _on_device(casts.cast_decode_all)
+stochastic_bf16_all = _on_device(stochastic_rounding.stochastic_bf16_all)
 topk_all = _on_device(sparse.topk_all)
 next_round_keys = round_keys.next_round_keys
 sparse_decode_all = _on_device(sparse.sparse_decode_all)

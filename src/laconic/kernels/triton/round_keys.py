@@ -12,7 +12,6 @@ from laconic.kernels.sections import num_buckets
 __all__ = ["next_round_keys"]
 
 SPAN = 128
-_WORD = tl.constexpr(random.stream_word(random.ROUNDING))
 
 
 @triton.jit
@@ -31,22 +30,29 @@ def _splitmix64(x):
 
 
 @triton.jit
-def _next_round_keys(rounds, inner, keys, count, SPAN: tl.constexpr):
+def _next_round_keys(
+    rounds, inner, names, keys, count, stream_word, NAMED: tl.constexpr, SPAN: tl.constexpr
+):  # fmt: skip
     at = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
     inside = at < count
     number = tl.load(rounds + at, mask=inside, other=0) + 1
     tl.store(rounds + at, number, mask=inside)
     seed = _splitmix64(number ^ tl.load(inner + at, mask=inside, other=0))
-    tl.store(keys + at, _splitmix64(_splitmix64(seed) ^ _WORD), mask=inside)
+    if NAMED:
+        seed = _splitmix64(seed ^ tl.load(names + at, mask=inside, other=0))
+    tl.store(keys + at, _splitmix64(_splitmix64(seed) ^ stream_word), mask=inside)
 
 
-def next_round_keys(rounds: Tensor, inner: Tensor, keys: Tensor) -> None:
+def next_round_keys(rounds: Tensor, inner: Tensor, keys: Tensor, names: Tensor | None = None) -> None:
     """Count a round of each shard, and write the rounding key of the seed ``splitmix64(round ^ inner)``.
 
     Args:
         rounds, inner: A number for each shard, int64.
         keys: Pairs of int32, as ``random.keys`` returns them.
+        names: The hash of each shard's name, int64: the key is then that of the residual which it keeps.
     """
+    word = random.stream_word(random.ROUNDING if names is None else random.RESIDUALS)
     _next_round_keys[(num_buckets(rounds.numel(), SPAN),)](
-        rounds, inner, keys.view(rounds.dtype), rounds.numel(), SPAN=SPAN, num_warps=4
-    )
+        rounds, inner, inner if names is None else names, keys.view(rounds.dtype), rounds.numel(),
+        word - (1 << 64) if word >> 63 else word, NAMED=names is not None, SPAN=SPAN, num_warps=4,
+    )  # fmt: skip
