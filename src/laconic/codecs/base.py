@@ -94,6 +94,8 @@ class Selector(Stage):
     """Keeps some of the values and writes their positions into one section."""
 
     kind: ClassVar[str] = "selector"
+    keeps_largest: ClassVar[bool] = False
+    """Whether the largest magnitude of the input is among the kept values, if there are any."""
 
     def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
         """Select values of a flat tensor of any float dtype; the section is taken from the arena."""
