@@ -48,6 +48,7 @@ QUICK = 2
     "world, spec, dtype", [*ALL[:QUICK], *(pytest.param(*each, marks=pytest.mark.slow) for each in ALL[QUICK:])]
 )
 def test_ranks_as_threads_give_the_bits_of_the_host(world: int, spec: str, dtype: torch.dtype) -> None:
+    torch.set_num_threads(1)  # each rank is a thread
     with rounds.recorded_calls() as calls:
         compare = partial(rounds.compare_means, spec, 3, ResidualStorage(dtype), calls)
         results = ranks.run_threads(compare, world)
