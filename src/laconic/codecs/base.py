@@ -94,6 +94,8 @@ class Selector(Stage):
     """Keeps some of the values and writes their positions into one section."""
 
     kind: ClassVar[str] = "selector"
+    keeps_largest: ClassVar[bool] = False
+    """Whether the largest magnitude of the input is among the kept values, if there are any."""
 
     def for_shape(self, shape: tuple[int, ...]) -> Selector:
         """Return the selector that encodes tensors of a shape; decoding needs none."""

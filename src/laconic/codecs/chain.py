@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from laconic.codecs.base import ChannelStage, Coder, Quantizer, Selector, Stage,
 from laconic.codecs.cast import Raw
 from laconic.codecs.coded import Coded
 from laconic.errors import ConfigError, FrameError, InputError
+from laconic.kernels.known_amax import amax_is
 from laconic.packet import EXACT, FLOATS, Arena, HeapArena, Packet, TensorSpec, allocate, oom_as_frame_error
 
 __all__ = ["Chain", "assemble"]
@@ -224,7 +226,10 @@ class Chain:
             # threads survive a fork.
             copied = arena.take(selected.values.numel() * selected.values.element_size())
             return selected.section, copied.copy_(selected.values.view(torch.uint8))
-        encoded = self._encode_values(selected.values, stage, backend, arena, seed)
+        # On a CPU an encoder finds the largest magnitude while it reads; a GPU's would have to be waited for once more.
+        known = backend is not kernels.cpu and self.selector.keeps_largest and selected.values.dtype == torch.float32
+        with amax_is(selected.amax_bits) if known else nullcontext():
+            encoded = self._encode_values(selected.values, stage, backend, arena, seed)
         return (selected.section, *encoded) if encoded else ()
 
     def _encode_values(

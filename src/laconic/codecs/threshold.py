@@ -30,6 +30,7 @@ class Threshold(PositionalSelector):
     t: float = 0.001
     code: str = "rice"
 
+    keeps_largest = True
     name, example = "threshold", "ef|threshold:0.001"
     summary = "entries of magnitude at least t"
     biased = True

@@ -48,6 +48,7 @@ class TopK(PositionalSelector):
     chunk: int = 0
     code: str = "rice"
 
+    keeps_largest = True
     name, example = "topk", "ef|topk:0.01|qsgd:4"
     summary = "entries of largest magnitude"
     biased = True
