@@ -1,5 +1,6 @@
 // Positions as decisions, one for each value of a matrix: sent or not, by a binary arithmetic coder. The probability of a
-// decision is the product of what remains to be sent, what the row sent so far, and what the column sent so far.
+// decision is the product of what remains to be sent, what the row sent so far, and what the column sent so far. In
+// chunks that send equally many values, it is the column's share of what the rest of the chunk has to send.
 
 #include "core.hpp"
 
@@ -17,11 +18,12 @@ constexpr uint32_t kEvent = 256;          // weight that a column gains when it 
 constexpr uint32_t kMaxWeight = 1 << 16;  // of a column; then all are halved
 constexpr uint64_t kMaxRate = 1 << 18;    // of a row, in units of 2^-12
 constexpr uint64_t kLeast = 16, kMost = 15 << 16;  // probabilities, in units of 2^-20
+constexpr uint32_t kCertain = 1 << 20;             // the coder takes no bits for it
 
 // Calls decide(position, probability), which returns whether the value is sent, until k values were. False if they do
 // not fit into n.
 template <class Decide>
-bool walk(int64_t n, int64_t k, const ContextHeader& header, Decide decide) {
+bool walk_rows(int64_t n, int64_t k, const ContextHeader& header, Decide decide) {
   const int64_t columns = header.columns;
   const uint64_t row_prior = uint64_t{32} << header.row_prior;
   std::vector<uint32_t> weights(static_cast<size_t>(columns), uint32_t{32} << header.column_prior);
@@ -68,6 +70,44 @@ bool walk(int64_t n, int64_t k, const ContextHeader& header, Decide decide) {
   return left == 0;
 }
 
+// The same if every chunk sends equally many values, and the last one the rest. The caller has checked that they fit.
+template <class Decide>
+bool walk_chunks(int64_t n, int64_t k, const ContextHeader& header, Decide decide) {
+  const int64_t columns = header.columns, chunk = int64_t{1} << header.chunk_bits;
+  std::vector<uint32_t> weights(static_cast<size_t>(columns), uint32_t{32} << header.column_prior);
+  std::vector<int64_t> sent;
+  for (int64_t begin = 0, remaining = k; begin < n; begin += chunk) {
+    const int64_t end = std::min(n, begin + chunk);
+    int64_t left = std::min(header.each, remaining);
+    remaining -= left;
+    uint64_t total = 0;
+    for (int64_t i = begin; i < end; ++i) total += weights[static_cast<size_t>(i % columns)];
+    sent.clear();
+    for (int64_t i = begin; i < end && left; ++i) {
+      const int64_t column = i % columns;
+      const uint64_t weight = weights[static_cast<size_t>(column)];
+      const uint64_t share = (static_cast<uint64_t>(left) << 20) * weight / total;
+      const bool certain = left == end - i;
+      total -= weight;
+      if (decide(i, certain ? kCertain : static_cast<uint32_t>(std::clamp(share, kLeast, kMost)))) {
+        sent.push_back(column);
+        --left;
+      }
+    }
+    bool heavy = false;
+    for (const int64_t column : sent) heavy |= (weights[static_cast<size_t>(column)] += kEvent) >= kMaxWeight;
+    if (heavy) {
+      for (uint32_t& weight : weights) weight = (weight + 1) / 2;
+    }
+  }
+  return true;
+}
+
+template <class Decide>
+bool walk(int64_t n, int64_t k, const ContextHeader& header, Decide decide) {
+  return header.chunk_bits ? walk_chunks(n, k, header, decide) : walk_rows(n, k, header, decide);
+}
+
 // The interval of an arithmetic coder: 32 bits, of which leading bytes that both ends share are shifted out.
 struct Interval {
   uint32_t low = 0, high = 0xFFFFFFFF;
@@ -100,8 +140,10 @@ int prior_of(int64_t count, int64_t sum, Wide squares) {
 }  // namespace
 
 template <class Index>
-int64_t write_contexts(const Index* positions, int64_t k, int64_t n, int64_t columns, uint8_t* out, int64_t capacity) {
-  if (capacity < kContextsHeader) return 0;
+int64_t write_contexts(const Index* positions, int64_t k, int64_t n, int64_t columns, int chunk_bits, int64_t each,
+                       uint8_t* out, int64_t capacity) {
+  int64_t used = chunk_bits ? kChunkedContextsHeader : kContextsHeader;
+  if (capacity < used) return 0;
   std::vector<int64_t> by_column(static_cast<size_t>(columns));
   Wide squares = 0;
   for (int64_t i = 0; i < k;) {
@@ -112,17 +154,19 @@ int64_t write_contexts(const Index* positions, int64_t k, int64_t n, int64_t col
     }
     squares += static_cast<Wide>(count) * count;
   }
-  const int row_prior = prior_of((n + columns - 1) / columns, k, squares);
+  const int row_prior = chunk_bits ? 0 : prior_of((n + columns - 1) / columns, k, squares);
   squares = 0;
   for (const int64_t count : by_column) squares += static_cast<Wide>(count) * static_cast<Wide>(count);
-  const ContextHeader header{columns, row_prior, prior_of(columns, k, squares)};
+  const ContextHeader header{columns, row_prior, prior_of(columns, k, squares), chunk_bits, each};
 
-  const uint64_t fields[2] = {static_cast<uint64_t>(PositionMode::contexts) | static_cast<uint64_t>(k) << 16,
+  const uint64_t fields[3] = {static_cast<uint64_t>(PositionMode::contexts) | static_cast<uint64_t>(k) << 16,
                               static_cast<uint64_t>(columns) | static_cast<uint64_t>(header.row_prior) << 32 |
-                                  static_cast<uint64_t>(header.column_prior) << 40};
-  std::memcpy(out, fields, sizeof fields);
+                                  static_cast<uint64_t>(header.column_prior) << 40 |
+                                  static_cast<uint64_t>(header.chunk_bits) << 48,
+                              static_cast<uint64_t>(header.each)};
+  std::memcpy(out, fields, static_cast<size_t>(used));
   Interval interval;
-  int64_t used = kContextsHeader, next = 0;
+  int64_t next = 0;
   walk(n, k, header, [&](int64_t position, uint32_t probability) {
     const bool sent = static_cast<int64_t>(positions[next]) == position;
     next += sent && next + 1 < k;  // the walk ends with the last one
@@ -159,7 +203,7 @@ bool read_contexts(const uint8_t* body, int64_t nbytes, const ContextHeader& hea
 }
 
 #define LACONIC_FOR_INDEX(Index)                                                                             \
-  template int64_t write_contexts<Index>(const Index*, int64_t, int64_t, int64_t, uint8_t*, int64_t);        \
+  template int64_t write_contexts<Index>(const Index*, int64_t, int64_t, int64_t, int, int64_t, uint8_t*, int64_t); \
   template bool read_contexts<Index>(const uint8_t*, int64_t, const ContextHeader&, int64_t, int64_t, Index*);
 LACONIC_FOR_INDEX(int32_t)
 LACONIC_FOR_INDEX(int64_t)

@@ -335,17 +335,20 @@ template <class Index>
 bool join_gaps(const uint8_t* classes, int64_t k, int64_t n, const uint8_t* low, int64_t nbytes, Index* positions);
 
 // --- contexts.cpp
-constexpr int64_t kContextsHeader = 16;
+constexpr int64_t kContextsHeader = 16, kChunkedContextsHeader = 20;
 constexpr int kMaxPrior = 9;
 // The matrix whose positions are coded, and how much chance is in the counts of its rows and columns: 2^(prior - 3)
-// positions at the mean rate are added to each.
+// positions at the mean rate are added to each. With chunk_bits, every chunk of 2^chunk_bits values has `each` positions,
+// the last one the rest, and there is no prior of rows.
 struct ContextHeader {
   int64_t columns;
-  int row_prior, column_prior;
+  int row_prior, column_prior, chunk_bits;
+  int64_t each;
 };
 // Writes a section of k < n positions in at most `capacity` bytes. Returns its bytes; 0 if there is no room for them.
 template <class Index>
-int64_t write_contexts(const Index* positions, int64_t k, int64_t n, int64_t columns, uint8_t* out, int64_t capacity);
+int64_t write_contexts(const Index* positions, int64_t k, int64_t n, int64_t columns, int chunk_bits, int64_t each,
+                       uint8_t* out, int64_t capacity);
 // False if the body is not what write_contexts writes for k positions below n. The caller has checked the header.
 template <class Index>
 bool read_contexts(const uint8_t* body, int64_t nbytes, const ContextHeader& header, int64_t k, int64_t n,

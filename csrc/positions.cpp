@@ -4,24 +4,8 @@
 #include "core.hpp"
 
 #include <cstring>
-#include <type_traits>
 
 namespace laconic {
-namespace {
-
-template <class Index>
-using Gap = std::make_unsigned_t<Index>;  // positions are below 2^31 or 2^63
-
-// How many positions are skipped before each of `count` positions from `at` on.
-template <class Index>
-void gaps_of(const Index* positions, int64_t at, int64_t count, Gap<Index>* gaps) {
-  const Index* here = positions + at;
-  gaps[0] = static_cast<Gap<Index>>(at == 0 ? here[0] : here[0] - here[-1] - 1);
-  for (int64_t i = 1; i < count; ++i) gaps[i] = static_cast<Gap<Index>>(here[i] - here[i - 1] - 1);
-}
-
-}  // namespace
-
 template <class Index>
 PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n) {
   if (k == n) return {PositionMode::all, 0, kPositionsHeader};
@@ -30,15 +14,10 @@ PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n) {
   const int log2 = 63 - __builtin_clzll(typical ? typical : 1);
   const int middle = log2 < kMaxLowBits ? log2 : kMaxLowBits, first = middle > 0 ? middle - 1 : 0;
   uint64_t high[3] = {};
-  Gap<Index> gaps[kGroup];
-  for (int64_t at = 0; at < k; at += kGroup) {
-    const int64_t count = k - at < kGroup ? k - at : kGroup;
-    gaps_of(positions, at, count, gaps);
-    for (int j = 0; j < 3; ++j) {
-      Gap<Index> sum = 0;  // of gaps between positions that Index holds, so it does not overflow
-      for (int64_t i = 0; i < count; ++i) sum += gaps[i] >> (first + j);
-      high[j] += sum;
-    }
+  if constexpr (sizeof(Index) == 8) {
+    simd().sum_gaps64(positions, k, first, high);
+  } else {
+    simd().sum_gaps32(positions, k, first, high);
   }
   PositionPlan best{PositionMode::bitmap, 0, kPositionsHeader + (n + 7) / 8};
   for (int low_bits = middle + 1; low_bits >= first; --low_bits) {  // among equal sizes the smallest parameter wins
@@ -50,81 +29,6 @@ PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n) {
   return best;
 }
 
-namespace {
-// Writes numbers in unary, each as zeros and a one, into bytes that are zero.
-class UnaryWriter {
- public:
-  UnaryWriter(uint8_t* out, int64_t nbytes) : at_(out), end_(out + nbytes) {}
-
-  // Appends four numbers, given with their ones: each is at least 1.
-  void put4(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
-    const uint64_t ab = a + b, abc = ab + c, all = abc + d;
-    if (a > 63 || b > 63 || c > 63 || d > 63 || filled_ + all > 63) {
-      put(a), put(b), put(c), put(d);
-      return;
-    }
-    held_ |= (uint64_t{1} << (a - 1) | uint64_t{1} << (ab - 1) | uint64_t{1} << (abc - 1) | uint64_t{1} << (all - 1))
-             << filled_;
-    filled_ += all;
-    store_whole_bytes();
-  }
-  void put(uint64_t number) {
-    const uint64_t place = filled_ + number - 1;
-    if (place < 63) {
-      held_ |= uint64_t{1} << place;
-      filled_ = place + 1;
-    } else {
-      if (filled_) *at_ = static_cast<uint8_t>(held_);
-      at_ += place >> 3;
-      held_ = uint64_t{1} << (place & 7);
-      filled_ = (place & 7) + 1;
-    }
-    store_whole_bytes();
-  }
-  void finish() {
-    if (filled_) *at_ = static_cast<uint8_t>(held_);
-  }
-
- private:
-  void store_whole_bytes() {
-    if (end_ - at_ >= 8) {
-      std::memcpy(at_, &held_, 8);
-    } else {
-      std::memcpy(at_, &held_, static_cast<size_t>(end_ - at_));
-    }
-    at_ += filled_ >> 3;
-    held_ >>= filled_ & 56;
-    filled_ &= 7;
-  }
-
-  uint8_t *at_, *end_;
-  uint64_t held_ = 0, filled_ = 0;  // between two calls fewer than eight bits wait
-};
-}  // namespace
-
-template <class Index>
-static void rice_write(const Index* positions, int64_t k, int low_bits, uint8_t* low, uint8_t* unary,
-                       int64_t unary_nbytes) {
-  const uint32_t mask = (1u << low_bits) - 1;
-  Gap<Index> gaps[kGroup];
-  uint32_t symbols[kGroup];
-  std::memset(unary, 0, static_cast<size_t>(unary_nbytes));
-  UnaryWriter writer(unary, unary_nbytes);
-  for (int64_t at = 0; at < k; at += kGroup) {
-    const int64_t count = k - at < kGroup ? k - at : kGroup;
-    gaps_of(positions, at, count, gaps);
-    for (int64_t i = 0; i < count; ++i) {
-      symbols[i] = static_cast<uint32_t>(gaps[i]) & mask;
-      gaps[i] = (gaps[i] >> low_bits) + 1;
-    }
-    int64_t i = 0;
-    for (; i + 4 <= count; i += 4) writer.put4(gaps[i], gaps[i + 1], gaps[i + 2], gaps[i + 3]);
-    for (; i < count; ++i) writer.put(gaps[i]);
-    simd().pack(symbols, count, low_bits, low + at / kGroup * 32 * low_bits);
-  }
-  writer.finish();
-}
-
 template <class Index>
 void write_positions(const Index* positions, int64_t k, const PositionPlan& plan, uint8_t* out) {
   const uint64_t header =
@@ -134,7 +38,11 @@ void write_positions(const Index* positions, int64_t k, const PositionPlan& plan
   const int64_t body = plan.nbytes - kPositionsHeader;
   if (plan.mode == PositionMode::rice) {
     const int64_t low = packed_nbytes(k, plan.low_bits);
-    rice_write(positions, k, plan.low_bits, out, out + low, body - low);
+    if constexpr (sizeof(Index) == 8) {
+      simd().rice_write64(positions, k, plan.low_bits, out, out + low, body - low);
+    } else {
+      simd().rice_write32(positions, k, plan.low_bits, out, out + low, body - low);
+    }
   } else if (plan.mode == PositionMode::bitmap) {
     std::memset(out, 0, static_cast<size_t>(body));
     for (int64_t i = 0; i < k; ++i) out[positions[i] >> 3] |= static_cast<uint8_t>(1 << (positions[i] & 7));
@@ -158,10 +66,7 @@ static bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nb
     last_end = ends[count - 1];
     if (last_end - (read + count - 1) > n >> low_bits) return false;
     simd().unpack(low + read / kGroup * 32 * low_bits, count, low_bits, symbols);
-    for (int64_t i = 0; i < count; ++i) {
-      low_sum += symbols[i];
-      ends[i] = ((ends[i] - (read + i)) << low_bits) + low_sum + read + i;
-    }
+    low_sum = simd().rice_positions(symbols, count, low_bits, read, low_sum, ends);
     if (ends[count - 1] >= n) return false;
     take(ends, read, count);
     read += count;

@@ -11,6 +11,7 @@
 #include "simd/packed_ints.hpp"
 #include "simd/qsgd.hpp"
 #include "simd/rans.hpp"
+#include "simd/rice.hpp"
 #include "simd/selection.hpp"
 #include "simd/sign.hpp"
 #include "simd/ternary.hpp"

@@ -2,7 +2,7 @@
 
 It was written from docs/wire-format.md alone, so that the document can be tested: ``test_wire_reader.py`` compares it
 with laconic. Nothing of laconic is imported here, and whoever changes it reads the document, not the codecs. Sections 5
-and 8 of the document are in ``wire_symbols``, sections 6, 7 and 9 in ``wire_values``.
+and 8 of the document are in ``wire_symbols``, sections 6 and 9 in ``wire_values``, section 7 in ``wire_positions``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+import wire_positions
 import wire_values
 from wire_symbols import InvalidFrameError, require
 
@@ -189,7 +190,7 @@ def read_spec(spec: bytes) -> tuple[Stage | None, Stage, Stage | None]:
         chunk, keep = selector.options["chunk"], selector.options["keep"]
         require(not (chunk and selector.options["approx"]), "topk has both chunk and approx")
         if selector.options["code"] == "rank":
-            m = wire_values.kept(keep, chunk) if chunk else 0
+            m = wire_positions.kept(keep, chunk) if chunk else 0
             require(1 <= m <= chunk / 2 and math.comb(chunk, m) < 1 << 31, "code=rank is not valid for this chunk")
     return selector, value, coder
 
@@ -233,17 +234,17 @@ def most_positions(selector: Stage, n: int) -> int:
     keep, chunk = selector.options["keep"], selector.options["chunk"]
     if chunk:
         whole, rest = divmod(n, chunk)
-        return whole * wire_values.kept(keep, chunk) + (wire_values.kept(keep, rest) if rest else 0)
-    k = wire_values.kept(keep, n)
+        return whole * wire_positions.kept(keep, chunk) + (wire_positions.kept(keep, rest) if rest else 0)
+    k = wire_positions.kept(keep, n)
     return min(n, 2 * k + 16) if selector.options["approx"] else k
 
 
 def selected(selector: Stage, section: bytes, n: int) -> np.ndarray:
     if selector.name != "randk":
-        return wire_values.read_positions(section, n, most_positions(selector, n))
+        return wire_positions.read_positions(section, n, most_positions(selector, n))
     require(len(section) == 8, "the section of randk does not have 8 bytes")
     hashes = wire_values.hash32(np.arange(n), wire_values.hash_key(int.from_bytes(section, "little"), 1))
-    return np.sort(np.argsort(hashes, kind="stable")[: wire_values.kept(selector.options["keep"], n)])
+    return np.sort(np.argsort(hashes, kind="stable")[: wire_positions.kept(selector.options["keep"], n)])
 
 
 def scaled(values: np.ndarray, dtype: str, gain: float) -> np.ndarray:

@@ -149,17 +149,19 @@ void bind_selection(nb::module_& m) {
     });
   }, Unlocked());
   m.def("write_contexts",
-        [](Address positions, int64_t k, bool wide, int64_t n, int64_t columns, Address out, int64_t capacity) {
+        [](Address positions, int64_t k, bool wide, int64_t n, int64_t columns, int chunk_bits,
+           int64_t each, Address out, int64_t capacity) {
     return by_index(wide, [&](auto index) {
       using Index = decltype(index);
-      return write_contexts(at<const Index>(positions), k, n, columns, at<uint8_t>(out), capacity);
+      return write_contexts(at<const Index>(positions), k, n, columns, chunk_bits, each, at<uint8_t>(out),
+                            capacity);
     });
   }, Unlocked());
-  m.def("read_contexts", [](Address body, int64_t nbytes, int64_t columns, int row_prior, int column_prior, int64_t k,
-                            int64_t n, bool wide, Address positions) {
+  m.def("read_contexts", [](Address body, int64_t nbytes, int64_t columns, int row_prior, int column_prior,
+                            int chunk_bits, int64_t each, int64_t k, int64_t n, bool wide, Address positions) {
     return by_index(wide, [&](auto index) {
       using Index = decltype(index);
-      const ContextHeader header{columns, row_prior, column_prior};
+      const ContextHeader header{columns, row_prior, column_prior, chunk_bits, each};
       return read_contexts(at<const uint8_t>(body), nbytes, header, k, n, at<Index>(positions));
     });
   }, Unlocked());

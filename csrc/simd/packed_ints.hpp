@@ -4,8 +4,9 @@
 
 #include "packing.hpp"
 #include "qsgd.hpp"
-#include "sink.hpp"
 #include "reductions.hpp"
+#include "rotation.hpp"
+#include "sink.hpp"
 
 namespace laconic {
 namespace {
@@ -13,93 +14,6 @@ namespace {
 constexpr float kClipLimit = 0x1.fffffp127f;  // the largest clip: none of its levels leaves float32
 constexpr float kLargeClip = 0x1p90f, kTinyClip = 0x1p-90f;
 constexpr int kSumBlockRows = kSumBlock / 8;
-
-// ---------------------------------------------------------------------------------------------------- the rotation
-
-// Sums and differences of neighbours at a distance of 1, 2 and 4 lanes.
-INLINE f8 across_lanes(f8 v) {
-  const u8v odd = {0, 1u << 31, 0, 1u << 31, 0, 1u << 31, 0, 1u << 31};
-  const u8v upper = {0, 0, 1u << 31, 1u << 31, 0, 0, 1u << 31, 1u << 31};
-  const u8v last = {0, 0, 0, 0, 1u << 31, 1u << 31, 1u << 31, 1u << 31};
-  v = __builtin_shuffle(v, i8{1, 0, 3, 2, 5, 4, 7, 6}) + (f8)(bits_of(v) ^ odd);
-  v = __builtin_shuffle(v, i8{2, 3, 0, 1, 6, 7, 4, 5}) + (f8)(bits_of(v) ^ upper);
-  return __builtin_shuffle(v, i8{4, 5, 6, 7, 0, 1, 2, 3}) + (f8)(bits_of(v) ^ last);
-}
-
-// The same at distances of 1, 2, … N / 2 vectors.
-template <int N>
-INLINE void across_vectors(f8* v) {
-  unroll<N == 16 ? 4 : 3>([&](auto stage) {
-    constexpr int distance = 1 << stage;
-    unroll<N / 2>([&](auto pair) {
-      constexpr int low = pair / distance * 2 * distance + pair % distance;
-      const f8 a = v[low], b = v[low + distance];
-      v[low] = a + b;
-      v[low + distance] = a - b;
-    });
-  });
-}
-
-// Ten stages of butterflies, from neighbours to halves, over values that `get` returns row by row and `put` receives.
-template <class Load, class Store>
-INLINE void hadamard(float* scratch, Load get, Store put) {
-  for (int part = 0; part < 16; ++part) {
-    f8 v[8];
-    unroll<8>([&](auto i) { v[i] = across_lanes(get(part * 8 + i)); });
-    across_vectors<8>(v);
-    unroll<8>([&](auto i) { store(scratch + part * 64 + 8 * i, v[i]); });
-  }
-  for (int column = 0; column < 8; ++column) {
-    f8 v[16];
-    unroll<16>([&](auto i) { v[i] = load<f8>(scratch + i * 64 + 8 * column); });
-    across_vectors<16>(v);
-    unroll<16>([&](auto i) { put(static_cast<int>(i) * 8 + column, v[i]); });
-  }
-}
-
-// One sign bit per value: bit `row` of a lane's word, for each group of 256.
-struct Signs {
-  u8v word[kSumBlock / kGroup];
-  INLINE f8 flip(int row, f8 v) const {
-    return (f8)(bits_of(v) ^ ((word[row / 32] << (31 - row % 32)) & (1u << 31)));
-  }
-};
-INLINE Signs signs_of(HashKey key, int64_t at) {
-  Signs signs;
-  for (int64_t g = 0; g < kSumBlock / kGroup; ++g) {
-    signs.word[g] = group_hash(key, static_cast<uint64_t>(at / kGroup + g));
-  }
-  return signs;
-}
-
-// A block, padded with zeros.
-INLINE const float* padded_block(const float* x, int64_t at, int64_t n, float* buffer) {
-  if (n - at >= kSumBlock) return x + at;
-  std::memcpy(buffer, x + at, (n - at) * 4);
-  std::memset(buffer + (n - at), 0, (kSumBlock - (n - at)) * 4);
-  return buffer;
-}
-
-INLINE void rotate_block(const float* x, float factor, HashKey key, int64_t at, float* scratch, float* out) {
-  const Signs signs = signs_of(key, at);
-  hadamard(scratch, [&](int row) { return signs.flip(row, load<f8>(x + 8 * row) * factor); },
-           [&](int row, f8 v) { store(out + 8 * row, v); });
-}
-
-// out = H (s x) / 32, plus `addend` if it is not null.
-void rotate_blocks(const float* x, int64_t n, HashKey key, const float* addend, float* out, int64_t begin,
-                   int64_t end) {
-  alignas(64) float padded[kSumBlock], scratch[kSumBlock];
-  for (int64_t at = begin; at < end; at += kSumBlock) {
-    const float* block = padded_block(x, at, n, padded);
-    const Signs signs = signs_of(key, at);
-    hadamard(scratch, [&](int row) { return signs.flip(row, load<f8>(block + 8 * row) * 0x1p-5f); },
-             [&](int row, f8 v) {
-      if (addend) v = load<f8>(addend + at + 8 * row) + v;
-      store(out + at + 8 * row, v);
-    });
-  }
-}
 
 // ---------------------------------------------------------------------------------------------------------- scales
 
@@ -177,10 +91,11 @@ struct BlockPacking {
 
 INLINE float prescale_of(float clip) { return clip > kLargeClip ? 0x1p-64f : clip < kTinyClip ? 0x1p64f : 1.0f; }
 
-// Levels of a block: v * inverse + offset (+ noise), truncated and clamped to [0, top].
-template <bool Stochastic, bool Prescaled>
+// Levels of a block: v * inverse + offset (+ noise), truncated and clamped to [0, top]. With a Width, which divides 32,
+// they are packed at once (both layouts are the same then); without, they are 32-bit integers.
+template <bool Stochastic, bool Prescaled, int Width>
 INLINE void quantize_block(const float* v, float prescale, float inverse, float offset, float top, HashKey key,
-                           int64_t at, const float* ahead, int64_t line, bool fetch_all, uint32_t* symbols) {
+                           int64_t at, const float* ahead, int64_t line, bool fetch_all, void* out) {
   const f8 scale = splat(inverse), shift = splat(offset), most_ = splat(top), zero = {};
   for (int64_t g = 0; g < kSumBlock / kGroup; ++g) {
     u8v hash = {};
@@ -189,6 +104,7 @@ INLINE void quantize_block(const float* v, float prescale, float inverse, float 
     }
     const auto* factors = kRowFactors.at;
     asm("" : "+r"(factors));
+    RowWriter<Width> writer{static_cast<uint8_t*>(out) + g * 32 * Width};
     unroll<32>([&](auto row) {
       if constexpr (row % 2 == 0 && row / 2 % 4 != 3) {
         fetch_ahead(ahead, line + g * 16 + row / 2);
@@ -202,11 +118,21 @@ INLINE void quantize_block(const float* v, float prescale, float inverse, float 
         const i8 noise = (i8)((hash * load<u8v>(factors[row])) >> 8);
         t = t + __builtin_convertvector(noise, f8) * 0x1p-24f;
       }
-      t = t > zero ? t : zero;
-      t = t < most_ ? t : most_;
-      store(symbols + g * kGroup + 8 * row, __builtin_convertvector(t, i8));
+      const i8 level = __builtin_convertvector(clamped(t, zero, most_), i8);
+      if constexpr (Width > 0) {
+        writer.template put<row>((u8v)level);
+      } else {
+        store(static_cast<uint32_t*>(out) + g * kGroup + 8 * row, level);
+      }
     });
   }
+}
+using QuantizeBlock = void (*)(const float*, float, float, float, float, HashKey, int64_t, const float*, int64_t, bool,
+                               void*);
+template <int Width>
+QuantizeBlock quantize_block_of(bool stochastic, bool prescaled) {
+  return stochastic ? (prescaled ? quantize_block<true, true, Width> : quantize_block<true, false, Width>)
+                    : (prescaled ? quantize_block<false, true, Width> : quantize_block<false, false, Width>);
 }
 
 uint32_t packed_int_encode(const PackedIntEncode& a, int64_t begin, int64_t end) {
@@ -239,8 +165,14 @@ uint32_t packed_int_encode(const PackedIntEncode& a, int64_t begin, int64_t end)
       prescale = 1.0f;
     }
     const bool prescaled = prescale != 1.0f;
-    auto quantize = a.stochastic ? (prescaled ? quantize_block<true, true> : quantize_block<true, false>)
-                                 : (prescaled ? quantize_block<false, true> : quantize_block<false, false>);
+    uint8_t* out = a.out + at / kSumBlock * packing.block_nbytes;
+    if ((a.rotate || here == kSumBlock) && !a.feedback && (packing.width == 8 || packing.width == 4)) {
+      const QuantizeBlock quantize = packing.width == 8 ? quantize_block_of<8>(a.stochastic, prescaled)
+                                                        : quantize_block_of<4>(a.stochastic, prescaled);
+      quantize(block, prescale, inverse, offset, top, a.noise, at, ahead, line, !a.own_clips, out);
+      continue;
+    }
+    const QuantizeBlock quantize = quantize_block_of<0>(a.stochastic, prescaled);
     quantize(block, prescale, inverse, offset, top, a.noise, at, ahead, line, !a.own_clips, symbols);
     if (a.feedback) {
       const float step = clip / top;
@@ -250,9 +182,27 @@ uint32_t packed_int_encode(const PackedIntEncode& a, int64_t begin, int64_t end)
         v[i] = v[i] - sent;
       }
     }
-    packing.write(symbols, a.rotate ? kSumBlock : here, a.out + at / kSumBlock * packing.block_nbytes);
+    packing.write(symbols, a.rotate ? kSumBlock : here, out);
   }
   return amax_bits;
+}
+
+// A whole block of integers whose Width divides 32, from the words to the values. Returns the largest integers.
+template <Store How, int Width>
+INLINE u8v decode_block(const uint8_t* in, int32_t total, f8 step, f8 weight, float* out) {
+  constexpr int rows = 32 / Width;
+  u8v largest = {};
+  for (int64_t word = 0; word < kSumBlockRows / rows; ++word) {
+    const u8v v = load<u8v>(in + 32 * word);
+    unroll<rows>([&](auto row) {
+      constexpr int shift = row * Width;
+      u8v s = v >> shift;
+      if constexpr (shift + Width < 32) s &= (1u << Width) - 1;
+      largest = larger(largest, s);
+      emit<How>(out + 8 * (word * rows + row), __builtin_convertvector((i8)(s + s) - total, f8) * step, weight);
+    });
+  }
+  return largest;
 }
 
 template <Store How>
@@ -267,7 +217,15 @@ bool packed_int_decode_as(const PackedIntDecode& a, int64_t begin, int64_t end) 
     const int64_t here = least(kSumBlock, a.sink.n - at), count = a.rotate ? kSumBlock : here;
     const float clip = read_float(a.clips, at / kSumBlock);
     if (!(clip >= 0.0f && clip <= kClipLimit)) return false;
-    packing.read(a.integers + at / kSumBlock * packing.block_nbytes, count, symbols);
+    const uint8_t* in = a.integers + at / kSumBlock * packing.block_nbytes;
+    if (here == kSumBlock && !a.rotate && (packing.width == 8 || packing.width == 4)) {
+      const f8 step = splat(clip / whole);
+      const u8v largest = packing.width == 8 ? decode_block<How, 8>(in, total, step, weight, a.sink.out + at)
+                                             : decode_block<How, 4>(in, total, step, weight, a.sink.out + at);
+      if (fold_max(largest) > static_cast<uint32_t>(total)) return false;
+      continue;
+    }
+    packing.read(in, count, symbols);
     u8v largest = {};
     const int64_t rows = count / 8;
     if (!a.rotate) {

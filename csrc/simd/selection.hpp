@@ -198,6 +198,15 @@ int64_t set_bits(const uint8_t* bits, int64_t nbytes, int64_t* byte, int64_t wan
     } else {
       std::memcpy(&word, bits + at, static_cast<size_t>(nbytes - at));
     }
+#if defined(__AVX512F__)
+    __m512i indices = _mm512_add_epi64(_mm512_set1_epi64(8 * at), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+    unroll<8>([&](auto j) {
+      const __mmask8 hit = static_cast<__mmask8>(word >> (8 * j));
+      _mm512_storeu_si512(out + count, _mm512_maskz_compress_epi64(hit, indices));
+      indices = _mm512_add_epi64(indices, _mm512_set1_epi64(8));
+      count += __builtin_popcount(hit);
+    });
+#else
     // Eight at a time: a loop that ended with the last bit would be mispredicted for nearly every word.
     const int64_t end = count + __builtin_popcountll(word);
     for (; count < end; count += 8) {
@@ -207,6 +216,7 @@ int64_t set_bits(const uint8_t* bits, int64_t nbytes, int64_t* byte, int64_t wan
       }
     }
     count = end;
+#endif
   }
   *byte = at;
   return count;

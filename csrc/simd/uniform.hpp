@@ -77,27 +77,39 @@ struct UniformBins {
   INLINE i8 of8(const float* v) const { return __builtin_shufflevector(of(v), of(v + 4), 0, 1, 2, 3, 4, 5, 6, 7); }
   // The bins of the first and the last half of 16 values.
   INLINE void of16(const float* v, i8* first, i8* second) const {
-    if (quick) {
-      const f8 a = quick_place(load<f8>(v)), b = quick_place(load<f8>(v + 8));
-      const f8 near_a = distance_from_edge(a), near_b = distance_from_edge(b);
-      if (__builtin_expect(!any((near_a < near_b ? near_a : near_b) < margin), 1)) {
-        *first = __builtin_convertvector(a, i8);
-        *second = __builtin_convertvector(b, i8);
-        return;
-      }
-    }
-    *first = of8(v);
-    *second = of8(v + 8);
+    if (quick && quickly(v, first, second)) return;
+    exactly(v, first, second);
   }
 
  private:
-  // Clamped within the first and the last bin, away from their edges.
-  INLINE f8 quick_place(f8 v) const {
-    const f8 least_place = splat(0.25f);
-    f8 t = (v - quick_low) * quick_scale;
-    t = t > least_place ? t : least_place;
-    return t < quick_top ? t : quick_top;
+  // Not inlined: it is rare, and would be the largest part of every loop.
+  __attribute__((noinline)) void exactly(const float* v, i8* first, i8* second) const {
+    *first = of8(v);
+    *second = of8(v + 8);
   }
+  // In single precision, clamped within the first and the last bin, away from their edges; false if a value is near one.
+#if defined(__AVX512DQ__)
+  INLINE bool quickly(const float* v, i8* first, i8* second) const {
+    const auto all = [](f8 lanes) { return _mm512_broadcast_f32x8((__m256)lanes); };
+    __m512 t = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(v), all(quick_low)), all(quick_scale));
+    t = _mm512_min_ps(_mm512_max_ps(t, _mm512_set1_ps(0.25f)), all(quick_top));
+    const __m512 distance = _mm512_abs_ps(_mm512_reduce_ps(t, 0));  // from the nearest integer
+    if (__builtin_expect(_mm512_cmp_ps_mask(distance, all(margin), _CMP_LT_OQ) != 0, 0)) return false;
+    const __m512i bins = _mm512_cvttps_epi32(t);
+    *first = (i8)_mm512_castsi512_si256(bins);
+    *second = (i8)_mm512_extracti64x4_epi64(bins, 1);
+    return true;
+  }
+#else
+  INLINE bool quickly(const float* v, i8* first, i8* second) const {
+    const f8 a = quick_place(load<f8>(v)), b = quick_place(load<f8>(v + 8));
+    const f8 near_a = distance_from_edge(a), near_b = distance_from_edge(b);
+    if (__builtin_expect(any((near_a < near_b ? near_a : near_b) < margin), 0)) return false;
+    *first = __builtin_convertvector(a, i8);
+    *second = __builtin_convertvector(b, i8);
+    return true;
+  }
+  INLINE f8 quick_place(f8 v) const { return clamped((v - quick_low) * quick_scale, splat(0.25f), quick_top); }
   INLINE static f8 distance_from_edge(f8 t) {
     const f8 rounder = splat(0x1.8p23f), nearest = (t + rounder) - rounder, signed_distance = t - nearest;
     return (f8)(bits_of(signed_distance) & kMagnitude);
@@ -111,6 +123,7 @@ struct UniformBins {
     return bits != 0;
 #endif
   }
+#endif
 };
 
 template <class Symbol>
@@ -133,6 +146,24 @@ INLINE void uniform_symbols(const float* x, int64_t n, const UniformCoding& c, S
 void uniform_symbols8(const float* x, int64_t n, UniformCoding c, uint8_t* out) { uniform_symbols(x, n, c, out); }
 void uniform_symbols16(const float* x, int64_t n, UniformCoding c, uint16_t* out) { uniform_symbols(x, n, c, out); }
 
+// A whole group, packed in registers: Bits divides 32.
+template <int Bits>
+INLINE void uniform_encode_group(const float* v, const UniformBins& bins, const float* ahead, int64_t line,
+                                 uint8_t* out) {
+  constexpr int rows = 32 / Bits;  // of a word
+  for (int64_t word = 0; word < Bits; ++word) {
+    u8v packed = {};
+    unroll<rows / 2>([&](auto pair) {
+      const int64_t at = word * rows / 2 + pair;
+      fetch_ahead(ahead, line + at);
+      i8 first, second;
+      bins.of16(v + 16 * at, &first, &second);
+      packed |= (u8v)first << (2 * pair * Bits) | (u8v)second << ((2 * pair + 1) * Bits);
+    });
+    store(out + 32 * word, packed);
+  }
+}
+
 void uniform_encode(const float* x, UniformCoding c, uint8_t* packed, int64_t begin, int64_t end) {
   const PackGroup group = pack_group_of(c.bits);
   const UniformBins bins(c);
@@ -140,12 +171,19 @@ void uniform_encode(const float* x, UniformCoding c, uint8_t* packed, int64_t be
     const int64_t count = least(kGroup, end - at);
     float padded[kGroup];
     const float* v = x + at;
+    const float* ahead = x + (at / kBlock + 1) * kBlock;
+    uint8_t* out = packed + at / kGroup * 32 * c.bits;
+    if (count == kGroup && (c.bits == 8 || c.bits == 4)) {
+      const int64_t line = at % kBlock / 16;
+      c.bits == 8 ? uniform_encode_group<8>(v, bins, ahead, line, out)
+                  : uniform_encode_group<4>(v, bins, ahead, line, out);
+      continue;
+    }
     if (count < kGroup) {
       for (int64_t i = 0; i < kGroup; ++i) padded[i] = i < count ? v[i] : static_cast<float>(c.low);
       v = padded;
     }
     alignas(32) int32_t symbols[kGroup];
-    const float* ahead = x + (at / kBlock + 1) * kBlock;
     for (int64_t i = 0; i < kGroup; i += 16) {
       fetch_ahead(ahead, (at % kBlock + i) / 16);
       i8 first, second;
@@ -153,7 +191,6 @@ void uniform_encode(const float* x, UniformCoding c, uint8_t* packed, int64_t be
       store(symbols + i, first);  // as wide as the loads of the packing: narrower stores would delay those
       store(symbols + i + 8, second);
     }
-    uint8_t* out = packed + at / kGroup * 32 * c.bits;
     if (count == kGroup) {
       group(reinterpret_cast<uint32_t*>(symbols), out);
     } else {
@@ -173,14 +210,22 @@ struct UniformCentres {
     width = d4{w, w, w, w};
     top = i4{} + (c.levels - 1);
   }
-  INLINE f4 of(const uint32_t* symbols) const {
+  INLINE f4 of(i4 q) const {
     const d4 half = {.5, .5, .5, .5};
-    i4 q = load<i4>(symbols);
     q = q > top ? top : q;
     return __builtin_convertvector(low + (__builtin_convertvector(q, d4) + half) * width, f4);
   }
-  INLINE f8 of8(const uint32_t* symbols) const {
-    return __builtin_shufflevector(of(symbols), of(symbols + 4), 0, 1, 2, 3, 4, 5, 6, 7);
+  INLINE f8 of8(u8v symbols) const {
+#if defined(__AVX512F__)
+    const __m256i q = _mm256_min_epi32((__m256i)symbols, _mm256_broadcastsi128_si256((__m128i)top));
+    const __m512d middle = _mm512_add_pd(_mm512_cvtepi32_pd(q), _mm512_set1_pd(.5));
+    const __m512d offset = _mm512_mul_pd(middle, _mm512_broadcast_f64x4((__m256d)width));
+    return (f8)_mm512_cvtpd_ps(_mm512_add_pd(_mm512_broadcast_f64x4((__m256d)low), offset));
+#else
+    const i8 q = (i8)symbols;
+    return __builtin_shufflevector(of(__builtin_shufflevector(q, q, 0, 1, 2, 3)),
+                                   of(__builtin_shufflevector(q, q, 4, 5, 6, 7)), 0, 1, 2, 3, 4, 5, 6, 7);
+#endif
   }
 };
 
@@ -193,13 +238,21 @@ void uniform_decode_as(const uint8_t* packed, UniformCoding c, const Sink& sink,
   for (int64_t at = begin; at < end; at += kGroup) {
     const int64_t count = least(kGroup, end - at);
     const uint8_t* in = packed + at / kGroup * 32 * c.bits;
-    if (count == kGroup) {
+    if (count == kGroup && c.bits == 8) {
+      for (int64_t word = 0; word < 8; ++word) {
+        const u8v four = load<u8v>(in + 32 * word);
+        float* out = sink.out + at + 32 * word;
+        unroll<4>([&](auto row) { emit<How>(out + 8 * row, centres.of8(four >> (8 * row) & 0xFF), weight); });
+      }
+    } else if (count == kGroup) {
       group(in, symbols);
-      for (int64_t i = 0; i < kGroup; i += 8) emit<How>(sink.out + at + i, centres.of8(symbols + i), weight);
+      for (int64_t i = 0; i < kGroup; i += 8) {
+        emit<How>(sink.out + at + i, centres.of8(load<u8v>(symbols + i)), weight);
+      }
     } else {
       std::memset(symbols, 0, sizeof symbols);
       unpack_tail(in, count, c.bits, symbols);
-      for (int64_t i = 0; i < count; ++i) emit_one(sink, at + i, centres.of(symbols + i / 4 * 4)[i % 4]);
+      for (int64_t i = 0; i < count; ++i) emit_one(sink, at + i, centres.of(load<i4>(symbols + i / 4 * 4))[i % 4]);
     }
   }
   finish_stores();

@@ -47,6 +47,16 @@ INLINE u8v larger(u8v a, u8v b) { return (u8v)((i8)a > (i8)b ? (i8)a : (i8)b); }
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE uint32_t most(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
+// A NaN becomes `low`.
+INLINE f8 clamped(f8 v, f8 low, f8 high) {
+#if defined(__AVX2__)
+  return (f8)_mm256_min_ps(_mm256_max_ps((__m256)v, (__m256)low), (__m256)high);  // GCC writes compare and blend
+#else
+  v = v > low ? v : low;
+  return v < high ? v : high;
+#endif
+}
+
 INLINE uint32_t fold_max(u8v v) {
   v = larger(v, __builtin_shuffle(v, u8v{4, 5, 6, 7, 0, 1, 2, 3}));
   v = larger(v, __builtin_shuffle(v, u8v{2, 3, 0, 1, 6, 7, 4, 5}));

@@ -88,13 +88,17 @@ def read_positions(
 ) -> bool: ...
 def split_gaps(positions: int, k: int, wide: bool, classes: int, low: int, /) -> int: ...
 def join_gaps(classes: int, k: int, n: int, low: int, nbytes: int, wide: bool, positions: int, /) -> bool: ...
-def write_contexts(positions: int, k: int, wide: bool, n: int, columns: int, out: int, capacity: int, /) -> int: ...
+def write_contexts(
+    positions: int, k: int, wide: bool, n: int, columns: int, chunk_bits: int, each: int, out: int, capacity: int, /
+) -> int: ...
 def read_contexts(
     body: int,
     nbytes: int,
     columns: int,
     row_prior: int,
     column_prior: int,
+    chunk_bits: int,
+    each: int,
     k: int,
     n: int,
     wide: bool,

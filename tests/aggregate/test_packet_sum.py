@@ -14,6 +14,7 @@ import laws
 from laconic import kernels, wire
 from laconic.aggregate import homomorphic
 from laconic.codecs.packed_ints import IntSumHeader
+from laconic.kernels.interface import IntRounding, PackedIntSum
 from laconic.kernels.sections import PackedIntCoding, packed_int_count, packed_ints_nbytes, packed_nbytes
 
 INTEGERS = ("shared:8", "thc:4", "thc:1", "shared:3,round=stochastic", "thc:2,round=stochastic", "randk:0.4|thc:5")
@@ -74,6 +75,28 @@ def test_packed_integers_of_every_width_add_without_overflow(width):
             assert torch.equal(total, expected)
             truth += q
         assert torch.equal(kernels.reference.packed_ints.read_words(total, n, width), truth)
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("width", [3, 4, 8])
+def test_whole_blocks_are_packed_like_partial_ones(width, stochastic):
+    n = 2 * 1024 + 300
+    x = laws.normal(n)
+    x[:9] = torch.tensor([float("inf"), -float("inf"), float("nan"), -0.0, 0.0, 1e38, -1e38, 1e-40, -1e-40])
+    for scale, packed in itertools.product((0.0, 1e-30, 1.0, 1e30), (False, True)):
+        coding = PackedIntCoding((1 << width) - 1, width, packed)
+        clips = torch.full((3,), scale).view(torch.uint8)
+        a, b = (torch.empty(packed_ints_nbytes(n, coding), dtype=torch.uint8) for _ in range(2))
+        for backend, out in ((kernels.cpu, a), (kernels.reference, b)):
+            rounding = IntRounding(None, None, 7 if stochastic else None)
+            backend.packed_int_encode(x * scale, coding, rounding, feedback=False, clips=clips, out=out)
+        assert torch.equal(a, b)
+        for weight in (None, 0.5):
+            ours, truth = torch.ones(n), torch.ones(n)
+            total = PackedIntSum(a, clips, coding, coding.levels)
+            kernels.cpu.packed_int_decode(total, rotation_seed=None, out=ours, weight=weight)
+            kernels.reference.packed_int_decode(total, rotation_seed=None, out=truth, weight=weight)
+            assert laws.same_bits(ours, truth)
 
 
 @pytest.mark.parametrize("bits", [8, 16, 32])

@@ -137,6 +137,7 @@ CASES = (
     Case("topk-ranks-six", "topk:0.1,chunk=64,code=rank|sign", lambda: ramp(30, 37)),
     Case("topk-context", "topk:0.1,code=context|sign", lambda: few_rows(64, 48)),
     Case("topk-context-vector", "topk:0.05,code=context", lambda: few_columns(5000)),
+    Case("topk-context-chunks", "topk:0.046875,chunk=64,code=context|sign", lambda: few_columns(90, 83)),
     Case("threshold-context", "threshold:4.0,code=context|sign", lambda: few_columns(90, 83)),
     Case("threshold-gaps", "threshold:0.9,code=rans|sign", lambda: few_rows(128, 80)),
     Case("bins", "bins:2,bucket=128"), Case("bins-1", "bins:1,bucket=128"),

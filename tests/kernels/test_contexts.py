@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 import torch
-from position_sections import BACKENDS, raises_frame_error, read
+from position_sections import BACKENDS, raises_frame_error, read, refused_of_damaged
 
 import laconic
 import laws
 from laconic import FrameError, counters, wire
+from laconic.codecs.topk import TopK
 from laconic.kernels import cpu, reference, torch_fallback
 from laconic.kernels.sections import CONTEXTS, CONTEXTS_HEADER, MAX_COLUMNS, MAX_SPACING, RICE, columns_of
 
@@ -42,9 +42,55 @@ POSITIONS = {
 }
 
 
-def written(backend, n, columns, positions, room=1 << 16):
+def written(backend, n, columns, positions, room=1 << 16, counts=None):
     section = torch.full((room,), 0xEE, dtype=torch.uint8)
-    return section[: backend.contexts_encode(positions, n, columns, section)]
+    return section[: backend.contexts_encode(positions, n, columns, counts, section)]
+
+
+def in_chunks(rows, columns, keep, chunk, spread=1.0, seed=0):
+    """The number of values, columns, the positions that every chunk keeps, and their counts; some columns keep many."""
+    x = laws.normal(rows, columns, seed=seed) * torch.exp(spread * laws.normal(1, columns, seed=seed + 1))
+    selector = TopK(keep, chunk=chunk)
+    positions, _, _ = selector.choose(x.view(-1), cpu, 0)
+    return x.numel(), columns, positions, selector.counts(x.numel())
+
+
+CHUNKED = {
+    "one of 64": in_chunks(40, 64, 1 / 64, 64),
+    "chunks of several rows": in_chunks(60, 48, 3 / 64, 64),
+    "rows of several chunks": in_chunks(20, 200, 0.1, 64),
+    "a short last chunk": in_chunks(7, 19, 0.05, 128),
+    "all but one of a chunk": in_chunks(4, 64, 63 / 64, 64),
+    "one chunk that is not full": in_chunks(5, 11, 0.2, 64),
+    "weights that are halved": in_chunks(600, 64, 1 / 64, 64, spread=9.0),
+    "no column differs": in_chunks(40, 64, 1 / 64, 64, spread=0.0),
+}
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
+def test_chunks_round_trip_with_the_same_bytes_on_every_backend(kind):
+    n, columns, positions, counts = CHUNKED[kind]
+    section = written(reference, n, columns, positions, counts=counts)
+    for backend in (cpu, torch_fallback):
+        assert torch.equal(written(backend, n, columns, positions, counts=counts), section)
+        assert written(backend, n, columns, positions, section.numel() - 1, counts).numel() == 0
+    for backend in (cpu, reference, torch_fallback):
+        assert torch.equal(read(backend, section, n), positions)
+
+
+def test_one_of_64_takes_6_bits_where_columns_are_alike_and_fewer_where_they_differ():
+    for spread, least, most in ((0.0, 5.99, 6.05), (1.0, 2.0, 4.0)):
+        n, columns, positions, counts = in_chunks(768, 384, 1 / 64, 64, spread)
+        nbits = 8 * (written(cpu, n, columns, positions, counts=counts).numel() - CONTEXTS_HEADER)
+        assert least < nbits / positions.numel() < most
+
+
+def test_context_of_chunks_is_smaller_than_their_ranks_where_columns_differ():
+    x = laws.normal(256, 320, seed=3) * torch.exp(laws.normal(1, 320, seed=2))
+    frames = [laconic.encode(x, f"topk:0.015625,chunk=64,code={code}|sign") for code in ("rank", "context")]
+    rank, context = (wire.unpack(frame).sections[0].numel() for frame in frames)
+    assert context < 0.8 * rank
+    assert laws.same_bits(*map(laconic.decode, frames))
 
 
 @pytest.mark.parametrize("kind", POSITIONS)
@@ -137,39 +183,22 @@ def test_other_devices_use_the_host_and_count_it():
     assert counters.counts()["hosted_kernels"] == before + 1
 
 
-def outcome(backend, section, n):
-    """Positions as a list, or None if the section is refused."""
-    try:
-        return read(backend, section, n).tolist()
-    except FrameError:
-        return None
+@pytest.mark.parametrize("n, columns, positions, counts", [(*POSITIONS["uneven"], None), CHUNKED["a short last chunk"]])
+def test_damaged_sections_are_refused_or_read_alike_by_every_backend(n, columns, positions, counts):
+    section = written(cpu, n, columns, positions, counts=counts)
+    refused = refused_of_damaged(section, n, header=CONTEXTS_HEADER, times=120)
+    assert refused > 90  # a damaged section rarely ends where its decisions do
 
 
-def test_damaged_sections_are_refused_or_read_alike_by_every_backend():
-    n, columns, positions = POSITIONS["uneven"]
-    good, rng, refused = written(cpu, n, columns, positions), random.Random(5), 0
-    for _ in range(120):
-        bad = bytearray(good.tolist())
-        move = rng.randrange(4)
-        if move == 0:
-            del bad[rng.randrange(len(bad)) :]
-        elif move == 1:
-            bad += bytes(rng.choice((1, 2, 40)))
-        else:
-            at = rng.randrange(rng.choice((CONTEXTS_HEADER, 60, len(bad))))
-            bad[at] ^= 1 << rng.randrange(8)
-        section = torch.tensor(list(bad), dtype=torch.uint8)
-        found = outcome(cpu, section, n)
-        assert outcome(reference, section, n) == outcome(torch_fallback, section, n) == found
-        refused += found is None
-        if found is not None:
-            assert found == sorted(set(found)) and found[0] >= 0 and found[-1] < n
-    assert refused > 100  # a damaged section rarely ends where its decisions do
+def section_of(k, columns, body=b"", *, parameter=0, priors=(9, 9), rest=0, chunk_bits=0, each=None):
+    header = CONTEXTS | parameter << 8 | k << 16 | columns << 64 | priors[0] << 96 | priors[1] << 104
+    header |= chunk_bits << 112 | rest << 120
+    chunked = b"" if each is None else each.to_bytes(4, "little")
+    return torch.tensor(list(header.to_bytes(CONTEXTS_HEADER, "little") + chunked + body), dtype=torch.uint8)
 
 
-def section_of(k, columns, body=b"", *, parameter=0, priors=(9, 9), rest=0):
-    header = CONTEXTS | parameter << 8 | k << 16 | columns << 64 | priors[0] << 96 | priors[1] << 104 | rest << 112
-    return torch.tensor(list(header.to_bytes(CONTEXTS_HEADER, "little") + body), dtype=torch.uint8)
+def chunked_section_of(k, each, body=b"", *, chunk_bits=6, row_prior=0):
+    return section_of(k, 10, body, priors=(row_prior, 9), chunk_bits=chunk_bits, each=each)
 
 
 INVALID = {
@@ -186,6 +215,16 @@ INVALID = {
     "nothing is sent": section_of(5, 10, b"\xff" * 8),
     "bytes after the decisions": section_of(5, 10, bytes(8)),
     "a last row that is too short": section_of(99, 99, b"\xff" * 60),
+    "chunks that are too small": chunked_section_of(13, 4, bytes(4), chunk_bits=5),
+    "chunks that are too large": chunked_section_of(5, 5, bytes(4), chunk_bits=17),
+    "chunks with a prior of rows": chunked_section_of(5, 3, bytes(4), row_prior=1),
+    "chunks that keep nothing": chunked_section_of(5, 0, bytes(4)),
+    "chunks that keep more than they have": chunked_section_of(70, 65, bytes(4)),
+    "chunks of which the last has nothing left": chunked_section_of(5, 5, bytes(4)),
+    "chunks of which the last keeps more than others": chunked_section_of(5, 2, bytes(4)),
+    "chunks of which the last is too short": chunked_section_of(97, 60, bytes(4)),
+    "chunks without the rest of their header": chunked_section_of(5, 3)[:18],
+    "chunks with bytes after the decisions": chunked_section_of(5, 3, bytes(8)),
 }
 
 
@@ -199,6 +238,7 @@ def test_valid_contexts_of_the_same_kind_are_read(backend):
     for length in (0, 1, 3, 4):
         with pytest.raises(FrameError):
             read(backend, section_of(5, 10, bytes(length)), 100)
+    assert read(backend, chunked_section_of(5, 3, bytes(3)), 100).tolist() == [0, 1, 2, 64, 65]
 
 
 def test_positions_that_are_too_far_apart_are_refused():

@@ -69,6 +69,27 @@ def test_positions_round_trip_in_every_mode(n, share):
             assert torch.equal(read(reference, expected, n), positions)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("low_bits", [0, 1, 5])
+def test_groups_of_small_and_large_gaps_are_written_alike(low_bits, dtype):
+    """Groups of 256 take one of two ways: by their largest gap, and by the room that is left."""
+    generator = torch.Generator().manual_seed(low_bits)
+    largest = torch.tensor([1, 12, 13, 14, 15, 62, 63, 64, 500, 13, 13, 13, 13, 2, 13])
+    for rest in (0, 1, 255):
+        high = torch.cat([torch.randint(0, int(most), (256,), generator=generator) for most in largest])
+        high = torch.cat([high, torch.randint(0, 13, (rest,), generator=generator)])
+        high[: 256 * len(largest) : 256] = largest - 1
+        gaps = (high << low_bits) + torch.randint(0, 1 << low_bits, high.shape, generator=generator)
+        positions = (gaps + 1).cumsum(0).sub(1).to(dtype)
+        n, k = int(positions[-1]) + 1, positions.numel()
+        plan = PositionPlan(RICE, low_bits, 8 + packed_nbytes(k, low_bits) + (int((high + 1).sum()) + 7) // 8)
+        written, expected = (torch.empty(plan.nbytes, dtype=torch.uint8) for _ in range(2))
+        cpu.positions_write(positions, n, plan, written)
+        reference.positions_write(positions, n, plan, expected)
+        assert torch.equal(written, expected)
+        assert cpu.positions_plan(positions, n) == reference.positions_plan(positions, n)
+
+
 @pytest.mark.parametrize("n", [2**31 + 5, 2**33, 2**34])
 @pytest.mark.parametrize("k", [1, 2, 40])
 def test_positions_beyond_32_bits_round_trip(n, k):

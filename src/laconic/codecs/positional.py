@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs.base import Selected, Selector
-from laconic.kernels.interface import Kernels
+from laconic.kernels.interface import ChunkCounts, Kernels
 from laconic.kernels.sections import (
     MAX_SPACING,
     POSITIONS_HEADER,
@@ -26,12 +26,14 @@ CODES = ("rice", "rans", "context")
 
 
 def encode_positions(
-    positions: Tensor, n: int, kernels: Kernels, arena: Arena, code: str = "rice", columns: int = 1
-) -> Tensor:
+    positions: Tensor, n: int, kernels: Kernels, arena: Arena, code: str = "rice", columns: int = 1,
+    counts: ChunkCounts | None = None,
+) -> Tensor:  # fmt: skip
     """Return the smallest section of ascending positions: ``rans`` tries gaps, ``context`` gaps and decisions.
 
     Args:
         columns: Of the matrix that the positions belong to, for ``context``.
+        counts: Of its chunks, for ``context``, if all of them keep equally many entries.
     """
     k = positions.numel()
     section = arena.take(positions_max_nbytes(n, k))
@@ -44,7 +46,7 @@ def encode_positions(
             section[:nbytes] = coded[:nbytes]
     if code == "context" and k < n <= MAX_SPACING * k:
         coded = torch.empty(nbytes - 1, dtype=torch.uint8, device=section.device)
-        coded_nbytes = kernels.contexts_encode(positions, n, columns, coded)
+        coded_nbytes = kernels.contexts_encode(positions, n, columns, counts, coded)
         if coded_nbytes:
             nbytes = coded_nbytes
             section[:nbytes] = coded[:nbytes]
@@ -68,6 +70,10 @@ class PositionalSelector(Selector):
         if not positions.numel():
             return Selected(arena.take(0), values, 0)
         return Selected(self.encode(positions, x.numel(), kernels, arena), values, amax_bits)
+
+    def chunk_counts(self, n: int) -> ChunkCounts | None:
+        """Return how many of n values each chunk keeps, if the selector chooses by chunks."""
+        return None
 
     def encode(self, positions: Tensor, n: int, kernels: Kernels, arena: Arena) -> Tensor:
         """Return the section of the positions that ``choose`` returned."""
@@ -97,5 +103,7 @@ class _OfMatrix(Selector):
         positions, values, amax_bits = self.selector.choose(x, kernels, seed)
         if not positions.numel():
             return Selected(arena.take(0), values, 0)
-        section = encode_positions(positions, x.numel(), kernels, arena, self.selector.code, self.columns)
+        n, selector = x.numel(), self.selector
+        counts = selector.chunk_counts(n)
+        section = encode_positions(positions, n, kernels, arena, selector.code, self.columns, counts)
         return Selected(section, values, amax_bits)

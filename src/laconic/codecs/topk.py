@@ -37,8 +37,8 @@ class TopK(PositionalSelector):
             the final one shorter; at least one entry of each (SparseLoCo, arXiv:2508.15706). Not with ``approx``.
         code: Code of the positions: ``rice``; or ``rans``, which costs time and saves bytes where some rows of a matrix
             keep more entries than others; or ``context``, which saves more there, and where columns differ, and costs
-            more time. With ``chunk`` also ``rank``: a number per chunk, which always takes the same bytes; with
-            chunk=64 few. See docs/codecs.md.
+            more time (with ``chunk``, columns alone count). With ``chunk`` also ``rank``: a number per chunk, which
+            always takes the same bytes; with chunk=64 few. See docs/codecs.md.
 
     Payload: positions (at most 1.06 times the entropy of k of n), then the values by the next stage.
     """
@@ -104,6 +104,9 @@ class TopK(PositionalSelector):
     def counts(self, n: int) -> ChunkCounts:
         """Return how many entries each chunk of n > 0 values keeps."""
         return ChunkCounts(self.chunk, num_kept(self.keep, self.chunk), num_kept(self.keep, (n - 1) % self.chunk + 1))
+
+    def chunk_counts(self, n: int) -> ChunkCounts | None:
+        return self.counts(n) if self.chunk else None
 
     def fixed_count(self, n: int) -> int | None:
         return None if self.approx else self.max_kept(n)

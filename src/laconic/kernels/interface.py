@@ -52,6 +52,10 @@ class ChunkCounts(NamedTuple):
         """Return how many of n > 0 values are kept."""
         return (n - 1) // self.chunk * self.each + self.last
 
+    @property
+    def chunk_bits(self) -> int:
+        return self.chunk.bit_length() - 1
+
 
 class BinCoding(NamedTuple):
     """How ``bins`` chooses a value's bin: bits per symbol, values per bucket, and the bins of each side of the mean.
@@ -278,8 +282,12 @@ class Kernels(Protocol):
     def ranks_encode(self, positions: Tensor, n: int, counts: ChunkCounts, out: Tensor) -> int:
         """Write positions of ``topk_chunks`` to ``out`` (``ranks_nbytes``), a number per chunk; return the bytes."""
 
-    def contexts_encode(self, positions: Tensor, n: int, columns: int, out: Tensor) -> int:
-        """Write fewer than n positions of a matrix to ``out`` if it has room for them; return the bytes, or 0."""
+    def contexts_encode(self, positions: Tensor, n: int, columns: int, counts: ChunkCounts | None, out: Tensor) -> int:
+        """Write fewer than n positions of a matrix to ``out`` if it has room for them; return the bytes, or 0.
+
+        Args:
+            counts: Of the chunks, if the positions are those of ``topk_chunks``.
+        """
 
     def positions_decode(self, section: Tensor, n: int, header: PositionHeader) -> Tensor: ...
 

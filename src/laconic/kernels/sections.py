@@ -207,7 +207,9 @@ def read_ranks_header(section: Tensor, n: int, k: int) -> tuple[int, int, int]:
 
 
 CONTEXTS_HEADER = 16
-"""Bytes before the decisions: the header of the positions, u32 columns, u8 row prior, u8 column prior, u16 0."""
+"""Bytes before the decisions: positions' header, u32 columns, u8 row prior, u8 column prior, u8 chunk bits, u8 0.
+
+With chunk bits, u32 entries of each chunk follow."""
 
 MAX_SPACING = 4096
 """Values for each position that are coded with contexts: every value is a decision, so this bounds a reader's time."""
@@ -217,6 +219,9 @@ MAX_COLUMNS = 1 << 14
 
 MAX_PRIOR = 9
 """The largest prior of rows and columns."""
+
+MIN_CHUNK_BITS, MAX_CHUNK_BITS = 6, 16
+"""Logarithms of the chunks of ``topk``."""
 
 
 def columns_of(shape: tuple[int, ...]) -> int:
@@ -229,16 +234,51 @@ def columns_of(shape: tuple[int, ...]) -> int:
     return max(1, min(n, 256))
 
 
-def read_contexts_header(section: Tensor) -> tuple[int, int, int]:
-    """Return the columns and the priors of rows and columns; ``FrameError`` if they are not valid."""
-    fields = read_bytes(section, CONTEXTS_HEADER)[POSITIONS_HEADER:]
-    columns, row_prior, column_prior = int.from_bytes(fields[:4], "little"), fields[4], fields[5]
-    if not 0 < columns <= MAX_COLUMNS or max(row_prior, column_prior) > MAX_PRIOR or any(fields[6:]):
+class ContextHeader(NamedTuple):
+    """The matrix whose positions are coded, priors of the rates of its rows and columns, and 0 or the log2 of a chunk.
+
+    With chunks, all but the final one keep ``each`` entries; there is no prior of rows.
+    """
+
+    columns: int
+    row_prior: int
+    column_prior: int
+    chunk_bits: int
+    each: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes before the decisions."""
+        return CONTEXTS_HEADER + 4 * (self.chunk_bits > 0)
+
+
+def read_contexts_header(section: Tensor, n: int, k: int) -> ContextHeader:
+    """Return the header of decisions about k of n values; ``FrameError`` if it is not valid."""
+    fields = read_bytes(section, min(section.numel(), CONTEXTS_HEADER + 4))[POSITIONS_HEADER:]
+    each = int.from_bytes(fields[8:], "little") if fields[6] else 0
+    columns, (row_prior, column_prior, chunk_bits, zero) = int.from_bytes(fields[:4], "little"), fields[4:8]
+    header = ContextHeader(columns, row_prior, column_prior, chunk_bits, each)
+    if (
+        not 0 < header.columns <= MAX_COLUMNS
+        or max(header.row_prior, header.column_prior) > MAX_PRIOR
+        or zero
+        or section.numel() < header.nbytes
+        or (header.chunk_bits and not _fits_chunks(n, k, header))
+    ):
         raise FrameError(
-            f"positions with contexts need 1 to {MAX_COLUMNS} columns, priors up to {MAX_PRIOR} and zeros after them, "
-            f"the frame has {columns}, {row_prior}, {column_prior} and {fields[6:].hex()}"
+            f"positions with contexts need 1 to {MAX_COLUMNS} columns, priors up to {MAX_PRIOR}, chunks that hold "
+            f"{k} of {n} positions and a zero after them, the frame has {fields.hex()}"
         )
-    return columns, row_prior, column_prior
+    return header
+
+
+def _fits_chunks(n: int, k: int, header: ContextHeader) -> bool:
+    """Return whether chunks that all keep ``header.each`` entries, but for the final one, can keep k of n values."""
+    if header.row_prior or not MIN_CHUNK_BITS <= header.chunk_bits <= MAX_CHUNK_BITS:
+        return False
+    chunk = 1 << header.chunk_bits
+    last = k - (n - 1) // chunk * header.each
+    return 0 < header.each <= chunk and 0 < last <= min(header.each, (n - 1) % chunk + 1)
 
 
 GAPS_HEADER = 16

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laconic import counters
 from laconic.kernels import cpu
-from laconic.kernels.interface import Grid
+from laconic.kernels.interface import ChunkCounts, Grid
 from laconic.kernels.reference import positions as plain
 from laconic.kernels.reference.casts import *
 from laconic.kernels.reference.gaps import read_gaps, write_gaps
@@ -59,10 +59,10 @@ def gaps_encode(positions: Tensor, n: int, out: Tensor) -> int:
     return write_gaps(positions, n, out, encode_symbols)
 
 
-def contexts_encode(positions: Tensor, n: int, columns: int, out: Tensor) -> int:
+def contexts_encode(positions: Tensor, n: int, columns: int, counts: ChunkCounts | None, out: Tensor) -> int:
     _count_host(out)
     section = out.new_empty(out.numel(), device="cpu")
-    nbytes = cpu.contexts_encode(positions.cpu(), n, columns, section)
+    nbytes = cpu.contexts_encode(positions.cpu(), n, columns, counts, section)
     out[:nbytes] = section[:nbytes]
     return nbytes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 import laconic
+from laconic import counters
 from laconic.errors import ConfigError, FileError
 from laconic_lab.bench.corpus import Corpus
 from laconic_lab.studies.gpt import model, runner, training
@@ -243,7 +246,7 @@ def test_one_of_64_values_takes_7_bits_with_ranks(
     records = [record for record in records if record.kind == "gpt.positions"]
     bits = {record.values["spec"]: record.values["bits_per_sent"] for record in records}
     ranked = bits.pop("topk:0.015625,chunk=64,code=rank|sign")
-    assert len(records) == 5 and all(ranked < other for other in bits.values())
+    assert len(records) == 6 and all(ranked < other for other in bits.values())
     assert all(0 < record.values["arrived"] < 1 for record in records)
 
 
@@ -253,6 +256,27 @@ def test_settings_of_experiments_are_distinct() -> None:
         assert keys and len(set(keys)) == len(keys)
     assert {s.size for s in settings_of("frontier", sizes=["1m"])} == {"1m"}
     assert {s.method for s in settings_of("frontier", methods=["DeMo"])} == {"DeMo"}
+
+
+def test_text_that_is_read_more_than_once_is_counted(corpus: Corpus, caplog: pytest.LogCaptureFixture) -> None:
+    before, context = counters.counts().get("repeated_text", 0), model.SIZES["tiny"].context
+    short = replace(corpus, train=corpus.train[: 8 * 4 * context])
+    Training(Setting("a", **SMALL), 0, short, CPU)
+    assert counters.counts().get("repeated_text", 0) == before
+    Training(Setting("a", **SMALL), 0, replace(short, train=short.train[:-1]), CPU)
+    assert counters.counts()["repeated_text"] == before + 1 and "by heart" in caplog.text
+
+
+def test_corpus_has_the_packages_of_all_environments_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    for i in range(64):
+        (folder / f"{i}.py").write_bytes(bytes([i]) * (1 << 16))
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(folder)])
+    assert load_corpus().files == 64
 
 
 def test_corpus_is_split_by_file(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from laconic.kernels.reference.ranks import read_ranks, write_ranks
 from laconic.kernels.sections import (
     ALL,
     CONTEXTS,
-    CONTEXTS_HEADER,
     GAPS,
     GAPS_HEADER,
     POSITIONS_HEADER,
@@ -108,17 +107,18 @@ def ranks_encode(positions: Tensor, n: int, counts: ChunkCounts, out: Tensor) ->
     return write_ranks(positions, n, counts, out, pack)
 
 
-def contexts_encode(positions: Tensor, n: int, columns: int, out: Tensor) -> int:
+def contexts_encode(positions: Tensor, n: int, columns: int, counts: ChunkCounts | None, out: Tensor) -> int:
     k, capacity = positions.numel(), out.numel()
-    address = bytes_at(out, capacity)
-    return _core.write_contexts(positions.data_ptr(), k, is_wide(positions), n, columns, address, capacity)
+    bits, each = (counts.chunk_bits, counts.each) if counts else (0, 0)
+    data, address = positions.data_ptr(), bytes_at(out, capacity)
+    return _core.write_contexts(data, k, is_wide(positions), n, columns, bits, each, address, capacity)
 
 
 def _contexts_decode(section: Tensor, n: int, k: int) -> Tensor:
-    columns, row_prior, column_prior = read_contexts_header(section)
+    header = read_contexts_header(section, n, k)
     wide, positions = empty_positions(n, k)
-    body, nbytes = section.data_ptr() + CONTEXTS_HEADER, section.numel() - CONTEXTS_HEADER
-    valid = _core.read_contexts(body, nbytes, columns, row_prior, column_prior, k, n, wide, positions.data_ptr())
+    body, nbytes = section.data_ptr() + header.nbytes, section.numel() - header.nbytes
+    valid = _core.read_contexts(body, nbytes, *header, k, n, wide, positions.data_ptr())
     require_valid(valid, f"decisions that do not lead to {k} positions below {n}")
     return positions
 

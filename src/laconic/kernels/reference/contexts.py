@@ -1,8 +1,9 @@
 """Positions as decisions, one for each value of a matrix: sent or not, by a binary arithmetic coder.
 
 The probability of a decision is the product of what remains to be sent, what the row sent so far, and what the column
-sent so far: a matrix whose rows or columns differ takes fewer bits than independent positions would. All arithmetic is
-in whole numbers.
+sent so far: a matrix whose rows or columns differ takes fewer bits than independent positions would. In chunks that
+send equally many values, it is the column's share of what the rest of the chunk has to send. All arithmetic is in
+whole numbers.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor
 
 from laconic.errors import FrameError
+from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.reference.selection import index_dtype
 from laconic.kernels.sections import (
     CONTEXTS,
-    CONTEXTS_HEADER,
     MAX_PRIOR,
+    ContextHeader,
     num_buckets,
     read_bytes,
     read_contexts_header,
@@ -37,11 +39,15 @@ MAX_RATE = 1 << 18
 """Of a row, in units of 2^-12."""
 LEAST, MOST = 16, 15 << 16
 """Probabilities, in units of 2^-20."""
+CERTAIN = 1 << 20
+"""A probability for which the coder takes no bits."""
+
+Decide = Callable[[int, int], bool]
 
 
-def _walk(n: int, k: int, columns: int, row_prior: int, column_prior: int, decide: Callable[[int, int], bool]) -> bool:
+def _walk_rows(n: int, k: int, header: ContextHeader, decide: Decide) -> bool:
     """Call ``decide(position, probability)`` until k values are sent; return False if they do not fit into n."""
-    prior, weights, left = 32 << row_prior, [32 << column_prior] * columns, k
+    columns, prior, weights, left = header.columns, 32 << header.row_prior, _first_weights(header), k
     total = sum(weights)
     for begin in range(0, n, columns):
         if not left:
@@ -70,6 +76,38 @@ def _walk(n: int, k: int, columns: int, row_prior: int, column_prior: int, decid
             weights = [(weight + 1) // 2 for weight in weights]
         total = sum(weights)
     return left == 0
+
+
+def _walk_chunks(n: int, k: int, header: ContextHeader, decide: Decide) -> bool:
+    """Call ``decide(position, probability)`` for the values of each chunk until it has sent its share of k."""
+    columns, chunk, weights, remaining = header.columns, 1 << header.chunk_bits, _first_weights(header), k
+    for begin in range(0, n, chunk):
+        end, left = min(n, begin + chunk), min(header.each, remaining)
+        remaining -= left
+        total = sum(weights[position % columns] for position in range(begin, end))
+        sent: list[int] = []
+        for position in range(begin, end):
+            if not left:
+                break
+            weight = weights[position % columns]
+            share = CERTAIN if left == end - position else min(max((left << 20) * weight // total, LEAST), MOST)
+            total -= weight
+            if decide(position, share):
+                sent.append(position % columns)
+                left -= 1
+        for column in sent:
+            weights[column] += EVENT
+        if any(weights[column] >= MAX_WEIGHT for column in sent):
+            weights = [(weight + 1) // 2 for weight in weights]
+    return True
+
+
+def _first_weights(header: ContextHeader) -> list[int]:
+    return [32 << header.column_prior] * header.columns
+
+
+def _walk(n: int, k: int, header: ContextHeader, decide: Decide) -> bool:
+    return (_walk_chunks if header.chunk_bits else _walk_rows)(n, k, header, decide)
 
 
 class _Interval:
@@ -111,10 +149,10 @@ def _prior(counts: Counter[int], lines: int) -> int:
     return next((p for p in range(MAX_PRIOR) if k * k << 15 <= (excess * 181 * 32) << p), MAX_PRIOR)
 
 
-def contexts_encode(positions: Tensor, n: int, columns: int, out: Tensor) -> int:
+def contexts_encode(positions: Tensor, n: int, columns: int, counts: ChunkCounts | None, out: Tensor) -> int:
     """Write the header and the decisions if ``out`` has room for them; return the bytes, 0 if not."""
     listed, k = positions.tolist(), positions.numel()
-    row_prior = _prior(Counter(position // columns for position in listed), num_buckets(n, columns))
+    row_prior = 0 if counts else _prior(Counter(position // columns for position in listed), num_buckets(n, columns))
     column_prior = _prior(Counter(position % columns for position in listed), columns)
     coded, interval, sending = [], _Interval(), set(listed)
 
@@ -123,11 +161,12 @@ def contexts_encode(positions: Tensor, n: int, columns: int, out: Tensor) -> int
         coded.extend(interval.take(sent, interval.middle(probability)))
         return sent
 
-    _walk(n, k, columns, row_prior, column_prior, decide)
+    header = ContextHeader(columns, row_prior, column_prior, *((counts.chunk_bits, counts.each) if counts else (0, 0)))
+    _walk(n, k, header, decide)
     count, value = interval.final()
     coded.extend(value.to_bytes(4, "big")[:count])
-    header = CONTEXTS | k << 16 | columns << 64 | row_prior << 96 | column_prior << 104
-    data = header.to_bytes(CONTEXTS_HEADER, "little") + bytes(coded)
+    fields = CONTEXTS | k << 16 | columns << 64 | row_prior << 96 | column_prior << 104 | header.chunk_bits << 112
+    data = (fields | header.each << 128).to_bytes(header.nbytes, "little") + bytes(coded)
     if len(data) > out.numel():
         return 0
     write_bytes(out[: len(data)], data)
@@ -136,8 +175,8 @@ def contexts_encode(positions: Tensor, n: int, columns: int, out: Tensor) -> int
 
 def contexts_decode(section: Tensor, n: int, k: int) -> Tensor:
     """Return k ascending positions below n; ``FrameError`` if the section does not hold them."""
-    columns, row_prior, column_prior = read_contexts_header(section)
-    body = read_bytes(section, section.numel())[CONTEXTS_HEADER:]
+    header = read_contexts_header(section, n, k)
+    body = read_bytes(section, section.numel())[header.nbytes :]
     positions, interval = [], _Interval()
     value, shifted = int.from_bytes(body[:4].ljust(4, b"\0"), "big"), 0
 
@@ -152,7 +191,7 @@ def contexts_decode(section: Tensor, n: int, k: int) -> Tensor:
             shifted += 1
         return sent
 
-    complete = _walk(n, k, columns, row_prior, column_prior, decide)
+    complete = _walk(n, k, header, decide)
     count, final = interval.final()
     if not complete or len(body) != shifted + count or value != final:
         raise FrameError(f"the frame holds decisions that do not lead to {k} positions below {n}")

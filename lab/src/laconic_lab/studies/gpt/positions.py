@@ -41,11 +41,12 @@ SPECS = tuple(
         ",code=rans|sign",
         ",code=context|sign",
         ",chunk=64,code=rank|sign",
+        ",chunk=64,code=context|sign",
         ",chunk=4096|bins:2",
     )
 )
 """Codecs that send one of 64 values: positions as gaps, as coded gaps, by the contexts of rows and columns, as ranks
-within chunks; SparseLoCo's values."""
+within chunks, within chunks by the contexts of columns; SparseLoCo's values."""
 GROUPS = ("hidden", "embedding", "head")
 SHARE = 0.97
 """Squared norm, beside that of the largest values, at which the least information is computed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -22,7 +23,9 @@ def load_corpus(folder: Path | None = None, *, max_bytes: int = 160_000_000) -> 
     Files are sorted by the hash of their path below the folder, so that every split holds files of all packages.
     """
     if folder is None:
-        roots, suffixes = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")], {".py"}
+        # Packages of all environments on the path: one made with --system-site-packages has few of its own.
+        packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+        roots, suffixes = [Path(path) for path in (sysconfig.get_paths()["stdlib"], *packages)], {".py"}
     else:
         roots, suffixes = [folder], {".py", ".txt", ".md"}
     sort_keys: dict[Path, bytes] = {}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic import counters
 from laconic_lab.bench.corpus import Corpus
 from laconic_lab.studies.gpt.frames import FrameLog
 from laconic_lab.studies.gpt.gradient_exchange import exchange_of_gradients
@@ -54,6 +55,12 @@ class Training:
         generator = torch.Generator().manual_seed(1000 + seed)
         limit, per_worker = self._train.numel() - self.shape.context, setting.batch // workers
         self._starts = torch.randint(limit, (setting.steps, workers, per_worker), generator=generator).to(device)
+        read = self._starts.numel() * self.shape.context
+        if read > self._train.numel():
+            counters.count(
+                "repeated_text", 1, f"the training reads {read:,} bytes of a text of {self._train.numel():,}, so it "
+                "learns some of them by heart: give a longer text by --data-dir, or fewer --iterations",
+            )  # fmt: skip
         self._start = torch.zeros_like(self._starts[0])
         self.losses = torch.zeros(workers, device=device)
         self._backward, self._update = (
