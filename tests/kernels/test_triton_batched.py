@@ -41,7 +41,7 @@ def test_slots_are_selected_exactly(kind: str) -> None:
 def test_sketches_and_factors_have_the_bits_of_the_reference(rank: int) -> None:
     from laconic.kernels.triton.lowrank_all import Matrices
 
-    shapes = [(66, 70, rank), (20, 9, min(rank, 2)), (12, 3, 1)]
+    shapes = [(66, 70, rank), (20, 9, min(rank, 2)), (12, 3, 1), (32, 33, rank)]
     given = [laws.normal(rows, columns, seed=i) for i, (rows, columns, _) in enumerate(shapes)]
     starts = [laws.normal(r, columns, seed=10 + i) for i, (_, columns, r) in enumerate(shapes)]
     bases = [laws.normal(rows, r, seed=20 + i) for i, (rows, _, r) in enumerate(shapes)]
@@ -64,3 +64,27 @@ def test_sketches_and_factors_have_the_bits_of_the_reference(rank: int) -> None:
             total = total + p[:, k : k + 1] * q[k : k + 1]
         assert laws.same_bits(x.cpu(), total)
     assert int(flag) == 0
+
+
+@pytest.mark.parametrize("fold", [1024, *(pytest.param(fold, marks=pytest.mark.slow) for fold in (2048, 4096))])
+def test_bases_have_the_bits_of_the_reference(fold: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors that are folded in registers at once, in memory before, and padded; some depend on others."""
+    from laconic.codecs.powersgd import orthonormal
+    from laconic.kernels.triton import lowrank_all
+
+    monkeypatch.setattr(lowrank_all, "MAX_FOLD", fold)
+    rows = (700, 1024, 2048, 2500, 4500)
+    matrices = lowrank_all.Matrices([(each, 8, 3) for each in rows], 3, torch.device(DEVICE))
+    sketches = [laws.normal(each, 3, seed=i) for i, each in enumerate(rows)]
+    sketches[1][:, 1] = 0.0  # such a column becomes zero, and the products with it are zeros of either sign
+    sketches[1][::2, 2] = -0.0
+    sketches[3][:, 2] = 2 * sketches[3][:, 0]
+    matrices.sketch.copy_(torch.cat([each.view(-1) for each in sketches]))
+    count = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    matrices.write_basis(count)
+    expected = torch.cat([orthonormal(each).view(-1) for each in sketches])
+    assert laws.same_bits(matrices.basis.cpu(), expected) and int(count) == 0
+    sketches[2][5, 1] = float("inf")
+    matrices.sketch.copy_(torch.cat([each.view(-1) for each in sketches]))
+    matrices.write_basis(count)
+    assert int(count) == 1 and (matrices.flags > 0).tolist() == [False, False, True, False, False]

@@ -269,6 +269,19 @@ def test_a_section_with_another_number_of_positions_is_decoded():
     assert laws.same_bits(decoded.cpu(), other.decode(other.encode(laws.normal(1000))))
 
 
+def positions_are_decoded(section, n, positions, *, damaged):
+    """Positions, and values added at them, are those of the reference; a section of other length is refused."""
+    header, values, out = read_positions_header(section, n), laws.normal(positions.numel()), laws.normal(n, seed=1)
+    assert torch.equal(triton_kernels().positions_decode(section.to(DEVICE), n, header).cpu(), positions)
+    expected, out = out.clone(), out.to(DEVICE)
+    assert reference.sparse_decode(section, values, expected, -0.3)
+    assert triton_kernels().sparse_decode(section.to(DEVICE), values.to(DEVICE), out, -0.3)
+    assert laws.same_bits(out.cpu(), expected)
+    assert not triton_kernels().sparse_decode(section.to(DEVICE), values[1:].to(DEVICE), out, None)
+    with pytest.raises(FrameError):
+        triton_kernels().positions_decode(damaged.to(DEVICE), n, header)
+
+
 @pytest.mark.parametrize("kind", ["few", pytest.param("every other", marks=pytest.mark.slow)])
 def test_entropy_coded_gaps_agree(kind):
     n, positions = {
@@ -280,31 +293,15 @@ def test_entropy_coded_gaps_agree(kind):
     section, on_device = sections[0][:nbytes], sections[1].to(DEVICE)
     assert triton_kernels().gaps_encode(positions.to(DEVICE), n, on_device) == nbytes
     assert torch.equal(on_device[:nbytes].cpu(), section)
-    header, values, out = read_positions_header(section, n), laws.normal(positions.numel()), laws.normal(n, seed=1)
-    assert torch.equal(triton_kernels().positions_decode(section.to(DEVICE), n, header).cpu(), positions)
-    expected, out = out.clone(), out.to(DEVICE)
-    assert reference.sparse_decode(section, values, expected, -0.3)
-    assert triton_kernels().sparse_decode(section.to(DEVICE), values.to(DEVICE), out, -0.3)
-    assert laws.same_bits(out.cpu(), expected)
-    assert not triton_kernels().sparse_decode(section.to(DEVICE), values[1:].to(DEVICE), out, None)
-    with pytest.raises(FrameError):
-        triton_kernels().positions_decode(section[:-1].to(DEVICE), n, header)
+    positions_are_decoded(section, n, positions, damaged=section[:-1])
 
 
 def test_contexts_are_coded_by_the_host_with_the_same_bytes():
     n, columns = 600, 30
     positions = torch.tensor([*range(3, 600, 30), *range(90, 120, 4)], dtype=torch.int32).unique()
     section = torch.empty(200, dtype=torch.uint8)
-    section = section[: reference.contexts_encode(positions, n, columns, section)]
+    section = section[: reference.contexts_encode(positions, n, columns, None, section)]
     on_device = torch.empty(200, dtype=torch.uint8, device=DEVICE)
-    assert triton_kernels().contexts_encode(positions.to(DEVICE), n, columns, on_device) == section.numel() > 0
+    assert triton_kernels().contexts_encode(positions.to(DEVICE), n, columns, None, on_device) == section.numel() > 0
     assert torch.equal(on_device[: section.numel()].cpu(), section)
-    header, values, out = read_positions_header(section, n), laws.normal(positions.numel()), laws.normal(n, seed=1)
-    assert torch.equal(triton_kernels().positions_decode(section.to(DEVICE), n, header).cpu(), positions)
-    expected, out = out.clone(), out.to(DEVICE)
-    assert reference.sparse_decode(section, values, expected, -0.3)
-    assert triton_kernels().sparse_decode(section.to(DEVICE), values.to(DEVICE), out, -0.3)
-    assert laws.same_bits(out.cpu(), expected)
-    assert not triton_kernels().sparse_decode(section.to(DEVICE), values[1:].to(DEVICE), out, None)
-    with pytest.raises(FrameError):
-        triton_kernels().positions_decode(torch.cat([section, section.new_zeros(1)]).to(DEVICE), n, header)
+    positions_are_decoded(section, n, positions, damaged=torch.cat([section, section.new_zeros(1)]))

@@ -76,27 +76,38 @@ def _goals(values: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
             yield met, f"`{values['spec']}` {what}: {speed:.2f} of {goal:g}, {'met' if met else 'missed'}"
 
 
+def _by_step(records: Sequence[Record]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """Return the values of the runs of each step and codec, in the order of time."""
+    runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for record in records:
+        runs.setdefault((_workload(record.values), record.values["spec"]), []).append(record.values)
+    return runs
+
+
 def _steps(records: Sequence[Record]) -> ClusterTable:
     rows, goals, v = [], [], records[0].values
-    for record in records:
-        values = record.values
-        low, high = values["attached_added_percent_quartiles"]
-        percent, limit = values["attached_added_percent"], values.get("limit_percent")
-        memory = values.get("added_peak_bytes")
+    for runs in _by_step(records).values():
+        last = runs[-1]
+        percents, limit, memory = [], last.get("limit_percent"), last.get("added_peak_bytes")
+        for values in runs:
+            low, high = values["attached_added_percent_quartiles"]
+            percents.append(f"{values['attached_added_percent']:.1f} ({low:.1f} to {high:.1f})")
         rows.append((
-            _workload(values), f"`{values['spec']}`",
-            *(f"{1e3 * values[f'{which}_s']:.1f}" for which in ("ddp", "attached")),
-            f"{percent:.1f} ({low:.1f} to {high:.1f})", "" if limit is None else f"{limit:g}",
-            "" if memory is None else f"{memory / values['fp32_bytes']:.2f}",
+            _workload(last), f"`{last['spec']}`",
+            *(" / ".join(f"{1e3 * values[f'{which}_s']:.1f}" for values in runs) for which in ("ddp", "attached")),
+            " / ".join(percents), "" if limit is None else f"{limit:g}",
+            "" if memory is None else f"{memory / last['fp32_bytes']:.2f}",
         ))  # fmt: skip
         if limit is not None:
-            met = percent <= limit
-            what = f"{_workload(values)}, `{values['spec']}` adds {percent:.1f} %, at most {limit:g}"
+            met = all(values["attached_added_percent"] <= limit for values in runs)
+            added = " and ".join(f"{values['attached_added_percent']:.1f}" for values in runs)
+            what = f"{_workload(last)}, `{last['spec']}` adds {added} %, at most {limit:g}"
             goals.append((met, f"{what}: {'met' if met else 'missed'}"))
     notes = (
         f"{records[0].machine.get('gpu', 'No GPU')}, torch {records[0].versions['torch']}: a forward and backward pass "
         f"in bf16 of DDP in a group of one rank, plain and attached, in turns, {v['repeat']} of each; medians and "
-        "quartiles of the percentage. The last column is the memory that the codec adds to the peak, in multiples of "
+        "quartiles of the percentage. Several runs, on other machines of this kind, are separated by strokes; a goal "
+        "is met if every run meets it. The last column is the memory that the codec adds to the peak, in multiples of "
         f"all gradients in float32. By {_commands(records)}."
     )
     columns = ("step", "codec", "plain, ms", "attached, ms", "added, %", "goal, %", "added memory")
@@ -105,8 +116,7 @@ def _steps(records: Sequence[Record]) -> ClusterTable:
 
 def _profiles(records: Sequence[Record]) -> ClusterTable:
     rows = []
-    for record in records:
-        values = record.values
+    for *_, values in _by_step(records).values():  # of several runs the last one
         rows.append((
             _workload(values), f"`{values['spec']}`", *_differences(values),
             f"{1e3 * (values['attached_launched_s'] - values['ddp_launched_s']):.1f}",

@@ -84,18 +84,24 @@ def device(records: Records) -> Section:
              detail=("bits a value",), marks=(Mark("x", 1.0, "copy"),))
         for verb in ("encode", "decode") if rows
     ]  # fmt: skip
-    steps: Rows = [
-        (step["spec"], f"{step['model']}, batch {step['batch']}{', compiled' * bool(step.get('compiled'))}",
-         step["attached_added_percent"], 1e3 * step["ddp_s"])
+    steps = {  # of several runs the last one
+        (step["spec"], _step_name(step)): (step["attached_added_percent"], 1e3 * step["ddp_s"])
         for step in records.get("bench.device.step", [])
-    ]  # fmt: skip
+    }
     if steps:
-        data = Data(("codec", "model", "% added to a step", "ms a step of DDP"), steps)
+        rows = [(*key, *figures) for key, figures in steps.items()]
+        data = Data(("codec", "model", "% added to a step", "ms a step of DDP"), rows)
         section.plots.append(
             Plot("device-steps", "On a GPU: what attach adds", "Percent of plain DDP's step, on one device.", "bars",
                  data, "% added to a step", "codec", pick="model", detail=("ms a step of DDP",))
         )  # fmt: skip
     return section
+
+
+def _step_name(step: Mapping[str, Any]) -> str:
+    words = [f"{step['model']}, batch {step['batch']}", *(["compiled"] if step.get("compiled") else [])]
+    words += [f"{step['accumulate']} passes"] if step.get("accumulate", 1) > 1 else []
+    return ", ".join(words)
 
 
 def layers(records: Records) -> Section:

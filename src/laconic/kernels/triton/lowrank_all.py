@@ -23,12 +23,17 @@ from laconic.kernels.triton.tensor_table import part_table
 
 __all__ = ["Matrices"]
 
-TILE, FOLD = tl.constexpr(1024), tl.constexpr(1024)
-"""Values of a product per program; doubles that are folded in registers."""
+TILE = tl.constexpr(1024)
+"""Values of a product per program."""
+MIN_FOLD, MAX_FOLD = 1024, 4096
+"""Doubles that are folded in registers: more where a matrix has more rows, because a program then waits less often."""
 UNROLL = tl.constexpr(64)
-"""Rows of a factor, or columns of a sketch, whose loads are under way together: a warp mostly waits for them."""
-FIELDS = tl.constexpr(7)
-"""Fields of a row: rows, columns, rank, and where sketch, factor, doubles and the tensor begin."""
+"""Columns of a sketch whose loads are under way together: a warp mostly waits for them."""
+STAGES = 12
+"""Tiles of rows of a factor that are under way together."""
+FIELDS = tl.constexpr(8)
+"""Fields of a row: rows, columns, rank, where sketch, factor and doubles begin, and the doubles of a vector in memory
+and in the reference."""
 
 _NONFINITE = tl.constexpr(NONFINITE)
 _FLOAT32_MAX = tl.constexpr(FLOAT32_MAX)
@@ -79,13 +84,17 @@ def _sketch(table, parts, addresses, bits, start, sketch, ROWS: tl.constexpr, RA
 
 
 @triton.jit
-def _dot(a, b, folds, size):
-    """Return the dot product of two vectors of doubles, added in halves; ``folds`` is memory for half of them."""
+def _dot(a, b, folds, size, added, FOLD: tl.constexpr, LEVELS: tl.constexpr):
+    """Return the dot product of two vectors of doubles, added in halves; ``folds`` is memory for half of them.
+
+    Products behind the first ``added`` are -0, which changes no sum: the reference has no such products.
+    """
     half = size // 2
     offsets = tl.arange(0, FOLD)
     total = tl.zeros((FOLD,), tl.float64)
     if half < FOLD:
-        total = tl.load(a + offsets) * tl.load(b + offsets)
+        products = tl.load(a + offsets) * tl.load(b + offsets)
+        total = tl.where(offsets < added, products, total * -1.0)
     else:
         first = half * 0
         while first < half:
@@ -105,18 +114,18 @@ def _dot(a, b, folds, size):
             half = half // 2
         total = tl.load(folds + offsets)
         tl.debug_barrier()
-    for fold in tl.static_range(10):
-        total = tl.sum(tl.reshape(total, (2, 512 >> fold)), 0)
+    for fold in tl.static_range(LEVELS):
+        total = tl.sum(tl.reshape(total, (2, FOLD >> fold + 1)), 0)
     return tl.sum(total, 0)
 
 
 @triton.jit
-def _orthonormal(table, agreed, doubles, basis, flags, nonfinite):
+def _orthonormal(table, agreed, doubles, basis, flags, nonfinite, FOLD: tl.constexpr, LEVELS: tl.constexpr):
     """Gram-Schmidt in doubles, a program per matrix; a column that depends on others becomes zero."""
     matrix = tl.program_id(0)
     fields = table + matrix * FIELDS
     rows, rank = tl.load(fields), tl.load(fields + 2)
-    size = tl.load(fields + 6)
+    size, added = tl.load(fields + 6), tl.load(fields + 7)
     agreed += tl.load(fields + 3)
     basis += tl.load(fields + 3)
     vectors = doubles + tl.load(fields + 5)
@@ -141,20 +150,19 @@ def _orthonormal(table, agreed, doubles, basis, flags, nonfinite):
             tl.store(v + at, tl.where(usable, loaded, 0.0).to(tl.float64))
             first += FOLD
         tl.debug_barrier()
-        before = tl.sqrt(_dot(v, v, folds, size))
-        for _ in tl.static_range(2):  # the second pass removes the rounding error of the first
-            other = rank * 0
-            while other < column:
-                u = vectors + other * size
-                product = _dot(u, v, folds, size)
-                first = rows * 0
-                while first < size:
-                    at = first + offsets
-                    tl.store(v + at, tl.load(v + at) - product * tl.load(u + at))
-                    first += FOLD
-                tl.debug_barrier()
-                other += 1
-        norm = tl.sqrt(_dot(v, v, folds, size))
+        before = tl.sqrt(_dot(v, v, folds, size, added, FOLD, LEVELS))
+        turn = rank * 0
+        while turn < 2 * column:  # the second pass over all others removes the rounding error of the first
+            u = vectors + turn % column * size
+            product = _dot(u, v, folds, size, added, FOLD, LEVELS)
+            first = rows * 0
+            while first < size:
+                at = first + offsets
+                tl.store(v + at, tl.load(v + at) - product * tl.load(u + at))
+                first += FOLD
+            tl.debug_barrier()
+            turn += 1
+        norm = tl.sqrt(_dot(v, v, folds, size, added, FOLD, LEVELS))
         kept = norm > before * tl.full((), 1e-6, tl.float64)
         divisor = tl.where(kept, norm, tl.full((), 1.0, tl.float64))
         first = rows * 0
@@ -169,33 +177,44 @@ def _orthonormal(table, agreed, doubles, basis, flags, nonfinite):
 
 
 @triton.jit
-def _factor(table, parts, addresses, basis, flags, factor, COLUMNS: tl.constexpr, RANKS: tl.constexpr):
-    """P transposed times X: row after row. A warp per program, few sums per thread."""
+def _add_rows(total, products, RANKS: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr):
+    """Add products of rows one after the other: the first half, then the second. All of them are in one thread."""
+    if COUNT == 1:
+        total += tl.reshape(products, (RANKS, COLUMNS))
+    else:
+        halves = tl.permute(tl.reshape(products, (RANKS, COLUMNS, 2, COUNT // 2)), (0, 1, 3, 2))
+        first, second = tl.split(halves)
+        total = _add_rows(total, first, RANKS, COLUMNS, COUNT // 2)
+        total = _add_rows(total, second, RANKS, COLUMNS, COUNT // 2)
+    return total
+
+
+@triton.jit
+def _factor(
+    table, parts, addresses, basis, flags, factor,
+    COLUMNS: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """P transposed times X: row after row. The next tiles of rows are on their way to shared memory meanwhile."""
     number, matrix, fields = _program_matrix(table, parts)
     rows, columns, rank = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2)
-    column = tl.load(parts + 2 * number + 1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    k = tl.arange(0, RANKS)[:, None]
-    # Both factors are loaded in the shape of the sums: shared loads cost less than moving values between threads.
-    x = tl.load(addresses + matrix).to(tl.pointer_type(tl.float32)) + column + k * 0
-    p = basis + tl.load(fields + 3) + k + column * 0
-    wanted = (k < rank) & (column < columns)
+    column = tl.load(parts + 2 * number + 1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, RANKS)
+    x = tl.load(addresses + matrix).to(tl.pointer_type(tl.float32))
+    p = basis + tl.load(fields + 3)
     total = tl.zeros((RANKS, COLUMNS), tl.float32)
-    row = rows * 0
-    while row + UNROLL <= rows:
-        for _ in tl.static_range(UNROLL):
-            total += tl.load(x, mask=wanted, other=0.0) * tl.load(p, mask=wanted, other=0.0)
-            x += columns
-            p += rank
-        row += UNROLL
-    while row < rows:
-        total += tl.load(x, mask=wanted, other=0.0) * tl.load(p, mask=wanted, other=0.0)
-        x += columns
-        p += rank
-        row += 1
+    for first in tl.range(0, rows, ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)[None, :]
+        # Behind the last row there are zeros: adding them changes no sum, because none is -0.
+        values = tl.load(
+            x + row * columns + column[:, None], mask=(row < rows) & (column[:, None] < columns), other=0.0
+        )
+        weights = tl.load(p + row * rank + k[:, None], mask=(row < rows) & (k[:, None] < rank), other=0.0)
+        total = _add_rows(total, values[None, :, :] * weights[:, None, :], RANKS, COLUMNS, ROWS)
+    k, column = k[:, None], column[None, :]
     bound = tl.div_rn(tl.full((RANKS, COLUMNS), _FLOAT32_MAX, tl.float32), (4 * rank).to(tl.float32) + total * 0)
     total = tl.minimum(tl.maximum(total, 0.0 - bound), bound)
     total = tl.where(tl.load(flags + matrix) < _NONFINITE, total, 0.0)
-    tl.store(factor + tl.load(fields + 4) + k * columns + column, total, mask=wanted)
+    tl.store(factor + tl.load(fields + 4) + k * columns + column, total, mask=(k < rank) & (column < columns))
 
 
 @triton.jit
@@ -265,15 +284,19 @@ class Matrices:
     """
 
     def __init__(self, shapes: Sequence[tuple[int, int, int]], rank: int, device: torch.device) -> None:
-        sizes = [max(FOLD.value, triton.next_power_of_2(rows)) for rows, _, _ in shapes]
+        added = [triton.next_power_of_2(rows) for rows, _, _ in shapes]
+        self._fold = min(MAX_FOLD, max(MIN_FOLD, *added))
+        sizes = [max(self._fold, size) for size in added]
         sketches = list(accumulate((rows * r for rows, _, r in shapes), initial=0))
         factors = list(accumulate((r * columns for _, columns, r in shapes), initial=0))
         doubles = list(
             accumulate((r * size + size // 2 for (_, _, r), size in zip(shapes, sizes, strict=True)), initial=0)
         )
         fields = [
-            (*shape, sketch, factor, double, size)
-            for shape, sketch, factor, double, size in zip(shapes, sketches, factors, doubles, sizes, strict=False)
+            (*shape, sketch, factor, double, size, in_reference)
+            for shape, sketch, factor, double, size, in_reference in zip(
+                shapes, sketches, factors, doubles, sizes, added, strict=False
+            )
         ]
         self._rank, self._ranks = rank, triton.next_power_of_2(rank)
         self._table = torch.tensor(fields, dtype=torch.int64).to(device, non_blocking=True)
@@ -281,7 +304,8 @@ class Matrices:
         def grid(counts: Sequence[int], span: int) -> _Grid:
             return _Grid(part_table(tuple(counts), span, device))
 
-        self._rows, self._columns = max(1, 4 // self._ranks), max(8, 32 // self._ranks)
+        self._rows = max(1, 4 // self._ranks)
+        self._columns = max(8, min(32, 256 // self._ranks))
         self._by_rows = grid([rows for rows, _, _ in shapes], self._rows)
         self._by_columns = grid([columns for _, columns, _ in shapes], self._columns)
         self._by_values = grid([rows * columns for rows, columns, _ in shapes], TILE.value)
@@ -306,14 +330,16 @@ class Matrices:
     def write_basis(self, nonfinite: Tensor) -> None:
         """Write an orthonormal basis of each sketch; flags, and counts, those that are not usable."""
         _orthonormal[(self.flags.numel(),)](
-            self._table, self.sketch, self._doubles, self.basis, self.flags, nonfinite, **exact_options(num_warps=8)
-        )
+            self._table, self.sketch, self._doubles, self.basis, self.flags, nonfinite, FOLD=self._fold,
+            LEVELS=self._fold.bit_length() - 1, **exact_options(num_warps=self._fold // 128),
+        )  # fmt: skip
 
     def write_factor(self, tensors: Tensor) -> None:
         """Write P transposed times X of each matrix; zeros where it is flagged."""
         _factor[self._by_columns.grid](
             self._table, self._by_columns.parts, tensors, self.basis, self.flags, self.factor, COLUMNS=self._columns,
-            RANKS=self._ranks, **exact_options(num_warps=1),
+            RANKS=self._ranks, ROWS=32 if self._ranks <= 16 else 8, STAGES=STAGES,
+            **exact_options(num_warps=min(8, self._ranks * self._columns // 32)),
         )  # fmt: skip
 
     def store_products(self, targets: Tensor, factor: Tensor, invalid: Tensor, minuends: Tensor | None = None) -> None:

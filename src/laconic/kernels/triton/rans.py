@@ -382,7 +382,7 @@ def _copy_tables(slots, table, memory, shared, alphabet, VALUES: tl.constexpr, A
             memory, shared + SLOTS_AT + 8 * offsets, freq | ((entry >> 32).to(tl.int32) << 12) | (offset << 20), ASM
         )
         shared_memory.store(
-            memory, shared + SLOTS_AT + 8 * offsets + 4, (_LOW - 1 - offset) // tl.maximum(freq, 1) + 1, ASM
+            memory, shared + SLOTS_AT + 8 * offsets + 4, (-offset + (_LOW - 1)) // tl.maximum(freq, 1) + 1, ASM
         )
     if VALUES:
         offsets = tl.arange(0, 256)
