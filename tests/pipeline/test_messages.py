@@ -175,3 +175,19 @@ def test_frame_of_another_codec_shape_or_length_raises_frame_error():
         receiver.read(torch.zeros(8, dtype=torch.uint8), out, FIRST)
     with pytest.raises(FrameError, match="bytes after the frame must be zero"):
         receiver.read(torch.cat([message, torch.ones(3, dtype=torch.uint8)]), out, FIRST)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("spec", FIXED)
+@pytest.mark.parametrize("delta", [False, True])
+def test_stages_on_a_gpu_send_the_bytes_of_those_on_a_cpu(spec, delta):
+    on_host, on_gpu = ends(spec, delta=delta), ends(spec, delta=delta)
+    for step in range(3):
+        x = activations(step)
+        messages = [sender.message(y, FIRST) for (sender, _), y in ((on_host, x), (on_gpu, x.cuda()))]
+        assert messages[1].is_cuda and torch.equal(messages[0], messages[1].cpu())
+        outs = [torch.empty_like(x), torch.empty_like(x, device="cuda")]
+        for (_, receiver), message, out in zip((on_host, on_gpu), messages, outs, strict=True):
+            receiver.read(message, out, FIRST)
+        assert torch.equal(outs[0], outs[1].cpu())

@@ -29,6 +29,8 @@ from ranks import LogCapture, failures, run_ranks, same
 
 CPU = torch.device("cpu")
 WIDTH, BATCH, MICRO_BATCHES = 64, 32, 4
+TRANSFORM_PERIOD = 134
+"""Messages in which a basis of ``klt:6`` travels, for micro-batches of these sizes."""
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 MULTI = {
     "interleaved": ScheduleInterleaved1F1B, "zero bubble": ScheduleInterleavedZeroBubble, "bfs": ScheduleLoopedBFS,
@@ -118,7 +120,7 @@ def schedules(rank, world, kinds):
 def two_ranks(rank, world):
     results = schedules(rank, world, ("gpipe", "1f1b", "interleaved"))
     results |= simulated(rank, world) | bad_input(rank, world) | nonfinite(rank, world) | resumed(rank, world)
-    return results | evaluated(rank, world)
+    return results | evaluated(rank, world) | transformed(rank, world)
 
 
 def two_ranks_slowly(rank, world):
@@ -150,6 +152,37 @@ def simulated(rank, world):
             sent.backward(gradient)
     expected = [p.grad / MICRO_BATCHES for p in parts[rank].parameters()]
     return {"simulated": same(gradients, expected)}
+
+
+def transformed(rank, world):
+    """Transform coding gives close gradients once both ends have a basis, and a resumed run the same bits."""
+    results, steps = {}, 2 * TRANSFORM_PERIOD // MICRO_BATCHES + 2
+    options = {"codecs": ("klt:6", "klt:6"), "error_every": 1}
+    for kind in ("gpipe", "1f1b", "interleaved"):
+        plain, _, _, _ = run(kind, rank, world, steps=steps)
+        ours, _, compressions, _ = run(kind, rank, world, steps=steps, **options)
+        close = [float((a - b).norm() / b.norm()) for a, b in zip(ours, plain, strict=True)]
+        results[f"transformed {kind}"] = 0 < max(close) < 0.1  # noise, in which no direction stands out
+        numbers = {
+            transform.number
+            for compression in compressions
+            for traffic in (compression._forward, compression._backward)
+            for _, transforms in traffic.transforms()
+            for transform in transforms.by_tensor.values()
+        }
+        results[f"transformed counts {kind}"] = numbers == {steps * MICRO_BATCHES}
+        results[f"transformed pending {kind}"] = not any(
+            t.arriving for c in compressions for t in (c._forward, c._backward)
+        )
+    _, _, (saved,), _ = run("1f1b", rank, world, steps=steps - 1, **options)
+    ours, _, _, _ = run("1f1b", rank, world, steps=steps, **options)
+    module = Part(rank)
+    stage = PipelineStage(module, rank, world, CPU)
+    compression = compress(stage, "klt:6", "klt:6", error_every=1)
+    compression.load_state_dict(saved.state_dict())
+    take(Schedule1F1B(stage, MICRO_BATCHES, loss_fn=loss_fn), steps - 1, [stage])
+    results["transformed resumed"] = same(ours, [p.grad for p in module.parameters()])
+    return results
 
 
 def bad_input(rank, world):
@@ -328,7 +361,9 @@ def ranks(tmp_path_factory):
 WHAT = ("none", "close", "bytes", "errors", "pending")
 
 
-@pytest.mark.parametrize("what", [*WHAT, "simulated", "bad", "nonfinite", "resumed", "copies", "evaluated"])
+@pytest.mark.parametrize(
+    "what", [*WHAT, "simulated", "bad", "nonfinite", "resumed", "copies", "evaluated", "transformed"]
+)
 def test_two_ranks(ranks, what):
     assert not failures(ranks, what)
 

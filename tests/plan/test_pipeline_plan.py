@@ -57,3 +57,5 @@ def test_bad_input_names_the_field():
             )
     with pytest.raises(ConfigError, match="a stage receives messages of a fixed size"):
         plan_pipeline(PipelineRequest(load("cpu"), 2, 4, 1000, 1.0, codecs=["qsgd:4|rans"]))
+    with pytest.raises(ConfigError, match="'klt:2' cannot be planned: its time depends on the width"):
+        PipelineRequest(load("cpu"), 2, 4, 1000, 1.0, codecs=["thc:4", "klt:2"])

@@ -30,8 +30,8 @@ from laconic.kernels.random import M64, splitmix64
 from laconic.packet import FLOATS, Packet, TensorSpec
 
 __all__ = [
-    "NONFINITE", "Copies", "Copy", "Direction", "Position", "Receiver", "Sample", "Sender", "WireStats",
-    "message_nbytes", "stage_codec",
+    "COUNT_NBYTES", "NONFINITE", "Copies", "Copy", "Direction", "Position", "Receiver", "Sample", "Sender",
+    "WireStats", "count_bytes", "is_void", "message_nbytes", "open_expected", "require_zeros", "stage_codec",
 ]  # fmt: skip
 
 Direction = Literal["forward", "backward"]
@@ -154,6 +154,7 @@ class Sender:
         error_every: int = 0, stats: WireStats | None = None,
     ) -> None:  # fmt: skip
         self.chain, self.direction, self.stage = chain, direction, stage
+        self.text = chain.text
         self.error_every = error_every
         self.stats = WireStats() if stats is None else stats
         self.copies = Copies() if delta else None
@@ -172,13 +173,13 @@ class Sender:
             training: Evaluation neither uses nor changes any memory.
         """
         spec, stats = TensorSpec.of(x), self.stats
-        nbytes = message_nbytes(self.chain, spec, delta=self.copies is not None)
+        nbytes = self._nbytes(spec, position)
         stats.messages_sent += 1
         stats.bytes_uncompressed += spec.nbytes
         if isinstance(nbytes, str):
             stats.bytes_sent += spec.nbytes
             stats.exempt[nbytes] = stats.exempt.get(nbytes, 0) + 1
-            if self.chain.text != "none":
+            if self.text != "none":
                 self._warn_exempt(nbytes, spec)
             return None
         began = time.perf_counter()
@@ -190,8 +191,14 @@ class Sender:
         stats.encode_s += time.perf_counter() - began
         return message.to(x.device)
 
+    def _nbytes(self, spec: TensorSpec, position: Position) -> int | str:
+        return message_nbytes(self.chain, spec, delta=self.copies is not None)
+
+    def _seed(self, position: Position) -> int:
+        return _hash(self._key, *position, self.sent[position]) & _SEED_MASK
+
     def _write(self, x: Tensor, message: Tensor, position: Position, sample: int | str | None, training: bool) -> None:
-        seed = _hash(self._key, *position, self.sent[position]) & _SEED_MASK
+        seed = self._seed(position)
         copy, values = None, x
         if self.copies is not None:
             values = x.to(torch.float32)
@@ -201,20 +208,25 @@ class Sender:
         try:
             used, packet = write_frame(values, self.chain, message, seed=seed)
         except NonFiniteError:
-            self.stats.nonfinite += 1
-            self._warn_once("nonfinite", f"stage {self.stage} sends {_what(self.direction)} that are not finite")
-            message[: len(_VOID)].copy_(torch.frombuffer(bytearray(_VOID), dtype=torch.uint8))
-            message[len(_VOID) :].zero_()
+            self._write_nonfinite(message)
             return
         message[used:].zero_()
         if copy is not None:
-            _set_count(message, copy.updates)
+            message[-COUNT_NBYTES:].copy_(count_bytes(copy.updates))
             copy.updates += 1
             self.chain.accumulate(packet, copy.values)
         if self.error_every and training and self.sent[position] % self.error_every == 0:
-            decoded = self.chain.decode(packet).to(torch.float32) if copy is None else copy.values
-            norm = float(x.float().square().sum())
-            self.stats.error = float((x.float() - decoded).square().sum()) / norm if norm else 0.0
+            self._measure(x, self.chain.decode(packet).to(torch.float32) if copy is None else copy.values)
+
+    def _write_nonfinite(self, message: Tensor) -> None:
+        self.stats.nonfinite += 1
+        self._warn_once("nonfinite", f"stage {self.stage} sends {_what(self.direction)} that are not finite")
+        message[: len(_VOID)].copy_(torch.frombuffer(bytearray(_VOID), dtype=torch.uint8))
+        message[len(_VOID) :].zero_()
+
+    def _measure(self, x: Tensor, decoded: Tensor) -> None:
+        norm = float(x.float().square().sum())
+        self.stats.error = float((x.float() - decoded).square().sum()) / norm if norm else 0.0
 
     def _warn_exempt(self, reason: str, spec: TensorSpec) -> None:
         self._warn_once(
@@ -238,6 +250,10 @@ class Receiver:
         self.stats = WireStats() if stats is None else stats
         self.copies = Copies() if delta else None
 
+    def expected_nbytes(self, spec: TensorSpec, position: Position, *, training: bool = True) -> int | str:
+        """Return the bytes of the next message with such a tensor, or why it travels as it is; called once for each."""
+        return message_nbytes(self.chain, spec, delta=self.copies is not None)
+
     def read(
         self, message: Tensor, out: Tensor, position: Position, *, sample: int | str | None = None,
         training: bool = True,
@@ -259,20 +275,13 @@ class Receiver:
                 raise FrameError(f"a message has at least {COUNT_NBYTES} bytes, got {message.numel()}")
             message, count = message[:-COUNT_NBYTES], _count(message)
         used = wire.frame_nbytes(message)
-        if bool(message[used:].any()):
-            raise FrameError("the bytes after the frame must be zero")
-        frame = message[:used]
-        if used == len(_VOID) and bytes(frame.tolist()) == _VOID:
+        require_zeros(message[used:])
+        if is_void(message[:used]):
             self._read_nonfinite(out)
             return
         dtype = out.dtype if self.copies is None else torch.float32
-        packet, chain = open_packet(frame, max_numel=out.numel())
-        if chain.text != self.chain.text or packet.spec != TensorSpec(tuple(out.shape), dtype):
-            raise FrameError(
-                f"expected {list(out.shape)} of {dtype} by {self.chain.text!r}, the frame holds "
-                f"{list(packet.spec.shape)} of {packet.spec.dtype} by {chain.text!r}"
-            )
-        packet = packet.to(out.device)
+        chain = self.chain
+        packet = open_expected(message[:used], chain, TensorSpec(tuple(out.shape), dtype)).to(out.device)
         if self.copies is None or not training:
             chain.decode(packet, out=out)
             return
@@ -295,14 +304,35 @@ class Receiver:
         out.fill_(float("nan") if self.nonfinite == "spread" else 0.0)
 
 
+def is_void(frame: Tensor) -> bool:
+    """Return whether a frame stands for a tensor that was not finite."""
+    return frame.numel() == len(_VOID) and bytes(frame.tolist()) == _VOID
+
+
+def require_zeros(rest: Tensor) -> None:
+    """Raise ``FrameError`` unless all bytes behind the last frame are zero."""
+    if bool(rest.any()):
+        raise FrameError("the bytes after the frame must be zero")
+
+
+def open_expected(frame: Tensor, chain: Chain, spec: TensorSpec) -> Packet:
+    """Return the packet of a frame; ``FrameError`` unless it holds such a tensor by this codec."""
+    packet, theirs = open_packet(frame, max_numel=spec.numel)
+    if theirs.text != chain.text or packet.spec != spec:
+        raise FrameError(
+            f"expected {list(spec.shape)} of {spec.dtype} by {chain.text!r}, the frame holds "
+            f"{list(packet.spec.shape)} of {packet.spec.dtype} by {theirs.text!r}"
+        )
+    return packet
+
+
 def _what(direction: Direction) -> str:
     return "activations" if direction == "forward" else "gradients of activations"
 
 
-def _set_count(message: Tensor, count: int) -> None:
-    message[-COUNT_NBYTES:].copy_(
-        torch.frombuffer(bytearray(count.to_bytes(COUNT_NBYTES, "little")), dtype=torch.uint8)
-    )
+def count_bytes(count: int) -> Tensor:
+    """Return a count as it is written into messages."""
+    return torch.frombuffer(bytearray(count.to_bytes(COUNT_NBYTES, "little")), dtype=torch.uint8)
 
 
 def _count(message: Tensor) -> int:

@@ -20,7 +20,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.packet import TensorSpec
-from laconic.pipeline.messages import NONFINITE, Position, message_nbytes
+from laconic.pipeline.messages import NONFINITE, Position
 from laconic.pipeline.neighbours import Neighbours
 from laconic.pipeline.traffic import Arrival, Traffic, load, save
 
@@ -52,7 +52,7 @@ class StageCompression:
         self._forward = Traffic(forward, "forward", stage.stage_index, delta=delta, **options)
         self._backward = Traffic(backward, "backward", stage.stage_index, delta=False, **options)
         settings = {
-            "forward": self._forward.sender.chain.text, "backward": self._backward.sender.chain.text,
+            "forward": self._forward.sender.text, "backward": self._backward.sender.text,
             "delta": str(delta), "nonfinite": nonfinite,
         }  # fmt: skip
         self._neighbours: Neighbours | None = Neighbours(stage, settings, timeout_s)
@@ -73,7 +73,7 @@ class StageCompression:
         setattr(stage, _MARK, self)
 
     def __repr__(self) -> str:
-        codecs = f"forward={self._forward.sender.chain.text!r}, backward={self._backward.sender.chain.text!r}"
+        codecs = f"forward={self._forward.sender.text!r}, backward={self._backward.sender.text!r}"
         return f"StageCompression(stage {self.stage.stage_index} of {self.stage.num_stages}, {codecs})"
 
     # ---------------------------------------------------------------------------------------- methods of the stage
@@ -137,7 +137,8 @@ class StageCompression:
         arriving: list[Arrival] = []
         for number, operation in enumerate(operations):
             out, receiver, message = operation.tensor, traffic.receiver, None
-            nbytes = message_nbytes(receiver.chain, TensorSpec.of(out), delta=receiver.copies is not None)
+            position = Position(chunk, number)
+            nbytes = receiver.expected_nbytes(TensorSpec.of(out), position, training=self.stage.has_backward)
             if not isinstance(nbytes, str):
                 message = torch.empty(nbytes, dtype=torch.uint8, device=out.device)
                 operation = _with_tensor(operation, message)
@@ -150,7 +151,7 @@ class StageCompression:
             else:
                 receiving.append(operation)
             if message is not None or work is not None:
-                arriving.append(Arrival(Position(chunk, number), message, out, work))
+                arriving.append(Arrival(position, message, out, work))
         if arriving:
             traffic.arriving[chunk] = arriving
         return receiving
@@ -214,7 +215,7 @@ class StageCompression:
         counts what it sends: activations are sent forward, gradients backward.
         """
         counts: dict[str, Any] = {
-            traffic.direction: {"codec": traffic.sender.chain.text, **asdict(traffic.stats)}
+            traffic.direction: {"codec": traffic.sender.text, **asdict(traffic.stats)}
             for traffic in (self._forward, self._backward)
         }
         copies = [end.copies for end in (self._forward.sender, self._forward.receiver) if end.copies is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,17 +12,9 @@ from torch import Tensor
 
 from laconic.errors import InputError, NonFiniteError
 from laconic.packet import TensorSpec
-from laconic.pipeline.messages import (
-    Copies,
-    Copy,
-    Direction,
-    Position,
-    Receiver,
-    Sample,
-    Sender,
-    WireStats,
-    stage_codec,
-)
+from laconic.pipeline.ends import TransformReceiver, Transforms, TransformSender, make_receiver, make_sender
+from laconic.pipeline.messages import Copies, Copy, Direction, Position, Sample, WireStats
+from laconic.pipeline.transform import NAME, Transform
 
 __all__ = ["Arrival", "Traffic", "load", "save"]
 
@@ -42,10 +34,11 @@ class Traffic:
     def __init__(
         self, spec: str, direction: Direction, stage: int, *, seed: int, delta: bool, nonfinite: str, error_every: int
     ) -> None:
-        chain = stage_codec(spec, direction)
         self.direction, self.stats = direction, WireStats()
-        self.sender = Sender(chain, direction, stage, seed=seed, delta=delta, error_every=error_every, stats=self.stats)
-        self.receiver = Receiver(chain, direction, stage, nonfinite=nonfinite, delta=delta, stats=self.stats)
+        self.sender = make_sender(
+            spec, direction, stage, seed=seed, delta=delta, error_every=error_every, stats=self.stats
+        )
+        self.receiver = make_receiver(spec, direction, stage, nonfinite=nonfinite, delta=delta, stats=self.stats)
         self.arriving: dict[int, list[Arrival]] = {}
         """By micro-batch: the tensors under way."""
         self.shapes: dict[int, TensorSpec] = {}
@@ -53,6 +46,12 @@ class Traffic:
 
     def ends(self) -> tuple[tuple[str, Copies | None], ...]:
         return ("sender", self.sender.copies), ("receiver", self.receiver.copies)
+
+    def transforms(self) -> Iterator[tuple[str, Transforms]]:
+        """Yield the ends that have a basis, with their names in states."""
+        for name, end in (("sender", self.sender), ("receiver", self.receiver)):
+            if isinstance(end, TransformSender | TransformReceiver):
+                yield f"{self.direction}/{name}/{NAME}/", end.transforms
 
 
 def save(traffic: Traffic) -> dict[str, Tensor]:
@@ -64,6 +63,9 @@ def save(traffic: Traffic) -> dict[str, Tensor]:
             name = f"{traffic.direction}/{end}/{tensor}/{_name(sample)}"
             state[name] = copy.values.clone()
             state[f"{name}/updates"] = torch.tensor(copy.updates)
+    for prefix, transforms in traffic.transforms():
+        for tensor, transform in transforms.by_tensor.items():
+            state |= {f"{prefix}{tensor}/{name}": x for name, x in transform.save().items()}
     return state
 
 
@@ -71,6 +73,7 @@ def load(state: Mapping[str, Tensor], traffics: Sequence[Traffic]) -> None:
     """Replace the state of both directions by a saved one; an invalid state changes nothing."""
     sent: list[Counter[Position]] = []
     loaded: list[tuple[Copies, dict[tuple[int, Sample], Copy]]] = []
+    bases: list[tuple[Transforms, dict[int, Transform]]] = []
     known = set()
     if not all(isinstance(name, str) for name in state):
         raise InputError("expected the result of StageCompression.state_dict, a mapping from names")
@@ -87,6 +90,10 @@ def load(state: Mapping[str, Tensor], traffics: Sequence[Traffic]) -> None:
                 continue
             loaded.append((copies, {_key(name.removeprefix(prefix)): _copy(state, name) for name in names}))
             known.update(names, (f"{name}/updates" for name in names))
+        for prefix, transforms in traffic.transforms():
+            names = [name for name in state if name.startswith(prefix)]
+            bases.append((transforms, _transforms(state, prefix, names)))
+            known.update(names)
     foreign = sorted(set(state) - known)
     if foreign:
         raise InputError(f"unknown name {foreign[0]!r} in the state: it is not that of a stage with these arguments")
@@ -94,6 +101,21 @@ def load(state: Mapping[str, Tensor], traffics: Sequence[Traffic]) -> None:
         traffic.sender.sent = counts
     for copies, by_sample in loaded:
         copies.by_sample = by_sample
+    for transforms, by_tensor in bases:
+        transforms.by_tensor = by_tensor
+    for traffic in traffics:
+        if isinstance(traffic.receiver, TransformReceiver):
+            traffic.receiver.count_posted()
+
+
+def _transforms(state: Mapping[str, Tensor], prefix: str, names: Sequence[str]) -> dict[int, Transform]:
+    fields: dict[int, dict[str, Tensor]] = {}
+    for name in names:
+        tensor, _, field = name.removeprefix(prefix).partition("/")
+        if not tensor.isdecimal() or field not in Transform.SAVED:
+            raise InputError(f"{name!r} in the saved state does not name a tensor of a stage")
+        fields.setdefault(int(tensor), {})[field] = state[name]
+    return {tensor: Transform.load(saved, f"{prefix}{tensor}") for tensor, saved in fields.items()}
 
 
 def _copy(state: Mapping[str, Tensor], name: str) -> Copy:

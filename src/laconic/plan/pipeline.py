@@ -17,6 +17,7 @@ import torch
 from laconic.errors import ConfigError
 from laconic.packet import TensorSpec
 from laconic.pipeline.messages import message_nbytes, stage_codec
+from laconic.pipeline.transform import transform_bits
 from laconic.plan.calibration import codec_points
 from laconic.plan.profile import Point, Profile
 from laconic.units import GOODPUT
@@ -57,6 +58,12 @@ class PipelineRequest:
             raise ConfigError(f"the step time must be finite and above 0, got {self.step_s:g} s")
         if self.schedule not in SCHEDULES:
             raise ConfigError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
+        for spec in self.codecs:
+            if transform_bits(spec) is not None:
+                raise ConfigError(
+                    f"{spec!r} cannot be planned: its time depends on the width of activations, not on their number "
+                    "alone. Leave it out, or measure it with laconic.pipeline.compress"
+                )
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from laconic_lab.studies.pipeline.settings import FRESH, REPEATED, Setting
 from laconic_lab.studies.text_runs import select
 
-__all__ = ["EXPERIMENTS", "TIMES", "settings_of"]
+__all__ = ["EXPERIMENTS", "LARGE", "SEEDS", "TIMES", "TRANSFORM", "settings_of"]
 
-TIMES = "times"
+TIMES, LARGE, TRANSFORM = "times", "large", "transform"
 BITS = (8, 4, 3, 2)
+SEEDS = {LARGE: (0, 1, 2), TRANSFORM: (0, 1, 2)}
+"""Seeds of an experiment whose claims have intervals; others have one."""
+_LARGE: dict[str, Any] = {
+    "size": "7m", "steps": 1500, "warmup": 100, "lr": 1e-3, "micro_batches": 1, "windows": 16, "pool": 128,
+}  # fmt: skip
+"""Fixed before any of its runs. All windows of a step cross a boundary in one message, because a GPU computes them
+together four times as fast; a codec works on blocks of a message, so its size matters for headers alone. Repeated
+samples are seen about 12 times."""
 
 
 def both_ways(stages: int, codec: str, **changes: object) -> Setting:
@@ -59,8 +68,34 @@ def bottleneck() -> Iterator[Setting]:
             yield both_ways(2, codec, bottleneck=part, reads_tokens=reads_tokens)
 
 
+def transform() -> Iterator[Setting]:
+    """Yield transform coding beside the same bits spread over all directions, in a longer training."""
+    for codec in ("none", "klt:2", "thc:4", "klt:4", "klt:1", "thc:2"):
+        for stages in (4, 2):
+            yield both_ways(stages, codec, steps=900)
+
+
+def large() -> Iterator[Setting]:
+    """Yield what the goals are about, with a larger GPT, more steps and three seeds; the goals' settings first."""
+    for forward, backward in (
+        ("none", "none"), ("klt:4", "klt:4"), ("klt:2", "klt:2"), ("klt:1", "klt:1"), ("thc:4", "thc:4"),
+        ("thc:6", "thc:2"), ("thc:3", "thc:3"), ("thc:2", "thc:2"),
+        ("thc:8", "thc:8"), ("qsgd:4", "qsgd:4"), ("thc:5", "thc:3"),
+    ):  # fmt: skip
+        for stages in (4, 2):
+            yield Setting(stages, forward, backward, **_LARGE)
+    for part in (8, 16):
+        for reads_tokens in (True, False):
+            yield both_ways(2, "thc:4", bottleneck=part, reads_tokens=reads_tokens, **_LARGE)
+    yield Setting(2, samples=REPEATED, **_LARGE)
+    for kind in (REPEATED, FRESH):
+        for delta in (False, True):
+            yield Setting(2, "thc:2", "thc:4", delta=delta, samples=kind, **_LARGE)
+
+
 _SETTINGS: dict[str, Callable[[], Iterator[Setting]]] = {
-    "bits": bits, "directions": directions, "samples": samples, "bottleneck": bottleneck,
+    "bits": bits, "directions": directions, "samples": samples, "bottleneck": bottleneck, TRANSFORM: transform,
+    LARGE: large,
 }  # fmt: skip
 EXPERIMENTS = (*_SETTINGS, TIMES)
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import ConfigError
-from laconic.pipeline.messages import Position, Receiver, Sender, stage_codec
+from laconic.packet import TensorSpec
+from laconic.pipeline.ends import make_receiver, make_sender
+from laconic.pipeline.messages import Position, Receiver, Sender
 from laconic.train.models import GPT, GPTConfig, seeded
 
 __all__ = ["SIZES", "Boundary", "GPTStage", "build_stages", "chain", "stages_of"]
@@ -105,11 +107,10 @@ class Boundary:
     """
 
     def __init__(self, stage: int, forward: str, backward: str, delta: bool) -> None:
-        there, back = stage_codec(forward, "forward"), stage_codec(backward, "backward")
-        self.forward_sender = Sender(there, "forward", stage, seed=stage, delta=delta, error_every=20)
-        self.forward_receiver = Receiver(there, "forward", stage + 1, delta=delta)
-        self.backward_sender = Sender(back, "backward", stage + 1, seed=stage + 1, error_every=20)
-        self.backward_receiver = Receiver(back, "backward", stage)
+        self.forward_sender = make_sender(forward, "forward", stage, seed=stage, delta=delta, error_every=20)
+        self.forward_receiver = make_receiver(forward, "forward", stage + 1, delta=delta)
+        self.backward_sender = make_sender(backward, "backward", stage + 1, seed=stage + 1, error_every=20)
+        self.backward_receiver = make_receiver(backward, "backward", stage)
 
     def cross(self, x: Tensor, micro_batch: int, sample: int | None = None) -> Tensor:
         """Return the activations that the next stage receives; backward, the gradient that this stage receives."""
@@ -137,6 +138,7 @@ class _Cross(torch.autograd.Function):
 def _sent(
     sender: Sender, receiver: Receiver, x: Tensor, position: Position, sample: int | None, *, training: bool = True
 ) -> Tensor:
+    receiver.expected_nbytes(TensorSpec.of(x), position, training=training)
     message = sender.message(x, position, sample=sample, training=training)
     if message is None:
         return x.clone()

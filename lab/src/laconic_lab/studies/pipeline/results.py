@@ -71,8 +71,8 @@ class Results(study.Results):
         return self.rows.get(part, [])
 
     def plain(self, row: Row) -> Row | None:
-        """Return the uncompressed row beside a row: the same text, model, stages, samples and steps."""
-        same = ("corpus", "stages", "samples", "size", "steps", "lr")
+        """Return the uncompressed row beside a row: the same text, model, stages, samples, steps and windows."""
+        same = ("corpus", "stages", "samples", "size", "steps", "lr", "micro_batches", "windows")
         others = (other for part in self.rows.values() for other in part if other.is_plain)
         return next((one for one in others if all(one.values[name] == row.values[name] for name in same)), None)
 

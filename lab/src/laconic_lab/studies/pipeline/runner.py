@@ -9,13 +9,13 @@ from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic.train.devices import device_of
 from laconic_lab.studies.gpt.text import load_corpus
-from laconic_lab.studies.pipeline.experiments import EXPERIMENTS, TIMES, settings_of
+from laconic_lab.studies.pipeline.experiments import EXPERIMENTS, SEEDS, TIMES, settings_of
 from laconic_lab.studies.pipeline.times import time_steps
 from laconic_lab.studies.pipeline.training import Training
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.study import check_experiment
 from laconic_lab.studies.text_runs import train_each
-from laconic_lab.studies.trainer import Progress
+from laconic_lab.studies.trainer import Progress, fast_products
 
 __all__ = ["KIND", "run"]
 
@@ -34,7 +34,7 @@ def run(
     Args:
         models: Sizes to train instead of the experiment's own.
         methods: Only methods whose names contain one of these texts.
-        seeds: Seeds of initial parameters and data.
+        seeds: Seeds of initial parameters and data; by default the experiment's.
         iterations: Steps of each run instead of the experiment's.
         links: ``times``: rates, such as ``100mbit``, or ``unshaped``.
         data_dir: Folder of text files; by default the Python sources of the interpreter are the text.
@@ -46,9 +46,12 @@ def run(
         return time_steps(log, methods=methods, links=links, steps=iterations, progress=progress)
     if links is not None:
         raise ConfigError(f"--links is an option of --part {TIMES}")
+    chosen = seeds if seeds is not None else SEEDS.get(experiment, (0,))
     where, corpus = device_of(device), load_corpus(data_dir, max_bytes=CORPUS_BYTES)
-    return train_each(
-        lambda setting, seed, report: Training(setting, seed, corpus, where).run(report),
-        settings_of(experiment, models, methods), seeds or (0,), log, kind=KIND, experiment=experiment, corpus=corpus,
-        known={"device": where.type}, iterations=iterations, progress=progress,
-    )  # fmt: skip
+    with fast_products(where):
+        return train_each(
+            lambda setting, seed, report: Training(setting, seed, corpus, where).run(report),
+            settings_of(experiment, models, methods), chosen, log, kind=KIND,
+            experiment=experiment, corpus=corpus, known={"device": where.type}, iterations=iterations,
+            progress=progress,
+        )  # fmt: skip

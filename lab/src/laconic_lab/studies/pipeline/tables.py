@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from statistics import median
 
 from laconic_lab.bench.gpt.settings import show_link
+from laconic_lab.studies.pipeline.experiments import LARGE, TRANSFORM
 from laconic_lab.studies.pipeline.results import Results
 from laconic_lab.studies.tables import Table, make_table
 
 __all__ = ["make_tables"]
 
+KINDS = ("samples", LARGE)
+"""Parts in which samples are of several kinds."""
+
 TITLES = {
     "bits": "Both directions by bits", "directions": "One direction, roundings and buckets",
     "samples": "Differences to the receiver's copy", "bottleneck": "Trained projections",
+    TRANSFORM: "Transform coding, three seeds", LARGE: "Larger model, three seeds",
 }  # fmt: skip
 
 
@@ -29,12 +34,12 @@ def _losses(results: Results, part: str, title: str) -> Table:
     ):
         values, above = row.values, results.above(row)
         rows.append((
-            values["method"], *((values["samples"],) if part == "samples" else ()), values["size"],
+            values["method"], *((values["samples"],) if part in KINDS else ()), values["size"],
             str(values["stages"]), f"{row.loss:.4f}", "–" if above is None else f"{above:+.2f}",
             f"{row.mean('compressed_loss'):.4f}", str(len(row.runs)), f"{row.mean('ratio'):.2f}",
         ))  # fmt: skip
     columns = (
-        "forward / backward", *(("samples",) if part == "samples" else ()), "model", "stages", "loss", "% above none",
+        "forward / backward", *(("samples",) if part in KINDS else ()), "model", "stages", "loss", "% above none",
         "validation loss, compressed", "seeds", "times fewer bytes",
     )  # fmt: skip
     return make_table(title, columns, rows)
