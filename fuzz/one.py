@@ -17,6 +17,8 @@ import types
 from pathlib import Path
 from typing import Any
 
+from run import STARTED
+
 MAX_LEN = 1 << 14
 HANG = 10
 """Seconds by the clock after which libFuzzer gives an input up; of processor time an input has a second."""
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("--blind", action="store_true")
     parser.add_argument("--sanitized", action="store_true", help="no limits of memory, and five times as long")
     args = parser.parse_args()
+    print(STARTED, flush=True)
     run = _blindly if args.blind else _guided
     run(args)
 

@@ -17,12 +17,14 @@ from pathlib import Path
 
 HOURS = 7200
 """The most seconds of a target whose inputs are counted."""
+STARTED = "the process has started"
+"""What one.py prints first. The memory of sanitizers may overlap that of the interpreter, which then ends before."""
 HERE = Path(__file__).resolve().parent
 COVERAGE = re.compile(r"^#(\d+)\s+(INITED|DONE).*? cov: (\d+) ft: (\d+) corp: (\d+)", re.MULTILINE)
 NAMES = (
     "parser", "decode-casts", "decode-quantizers", "decode-lanes", "decode-adaptive", "decode-selectors",
     "decode-coders", "sums", "aggregate", "explain", "lac", "checkpoint", "messages", "server",
-    "pipeline", "states", "files",
+    "pipeline", "transform", "states", "files",
 )  # fmt: skip
 
 SLOW = {"lac", "checkpoint", "server", "states", "files"}
@@ -42,7 +44,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="with --count: print a JSON object for each target")
     parser.add_argument("--work", type=Path, default=HERE.parent / "build" / "fuzz")
     parser.add_argument("--blind", action="store_true", help="without atheris")
-    parser.add_argument("--sanitized", action="store_true", help="for a core built with sanitizers")
+    parser.add_argument("--preload", help="for a core built with sanitizers: their libraries, loaded first")
+    parser.add_argument(
+        "--starts", type=int, default=1, help="with --preload: how often a process may end before it reads anything"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of all targets and exit")
     parser.add_argument("--replay", type=Path, help="an input, for the one target named")
     args = parser.parse_args()
@@ -77,13 +82,19 @@ def fuzz(name: str, args: argparse.Namespace) -> bool:
     command += ["--seconds", str(args.seconds), "--seed", str(args.seed)]
     if args.count is not None:
         command += ["--count", str(max(1, args.count // (20 if name in SLOW else 1)))]
-    command += [flag for flag in ("--blind", "--sanitized") if getattr(args, flag[2:])]
+    command += [flag for flag, asked in (("--blind", args.blind), ("--sanitized", args.preload)) if asked]
+    environment = os.environ | ({"LD_PRELOAD": args.preload} if args.preload else {})
     began = time.monotonic()
     timeout = HOURS if args.count is not None else 10 * args.seconds + 300
-    with (work / "log").open("w+") as log:
-        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=timeout)
-        log.seek(0)
-        text = log.read()
+    for _ in range(args.starts):
+        with (work / "log").open("w+") as log:
+            done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=timeout, env=environment)
+            log.seek(0)
+            text = log.read()
+        if STARTED in text:
+            break
+    else:  # nothing was read, so that this says nothing about the target
+        raise SystemExit(f"{name}: its process did not start and ended with {done.returncode}: {text[-300:]!r}")
     seconds = time.monotonic() - began
     if args.json:
         counts = json.loads(text.splitlines()[-1]) if text.rstrip().endswith("}") else {}

@@ -24,6 +24,7 @@ import laconic
 from inputs import ramp
 from laconic.collective.collectives import Collectives
 from laconic.collective.exchange import Exchange
+from laconic.collective.groups import release_group
 from laconic.collective.point_to_point import PointToPoint
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.pipeline.messages import Position
@@ -111,7 +112,12 @@ def _local(**options: Any) -> Holder:
             local.step()
         return [p.detach() for p in model.parameters()]
 
-    return Holder(local.state_dict, local.load_state_dict, step)
+    def close() -> None:
+        local._rounds.close()
+        if local.options.overlap:  # it has a process group of its own, with threads and sockets
+            release_group(local.group)
+
+    return Holder(local.state_dict, local.load_state_dict, step, close)
 
 
 def _attached(sharded: bool) -> Holder:
@@ -269,7 +275,7 @@ def edited(state: Any, edits: bytes) -> Any:
             above.append(copy.deepcopy(old))
         else:
             others = _tensors(old) if isinstance(old, Tensor) else NUMBERS
-            above[key] = others[value % len(others)]
+            above[key] = copy.deepcopy(others[value % len(others)])  # later edits may change it
     return state
 
 

@@ -33,6 +33,7 @@ from laconic.errors import FileError
 from message_targets import bend_server, check_messages, check_server, message_seeds, server_seeds
 from pipeline_target import bend_pipeline, check_pipeline, pipeline_seeds
 from state_target import bend_state, check_state, state_seeds
+from transform_target import bend_transform, check_transform, transform_seeds
 
 MAX_NUMEL = mutate.MAX_NUMEL
 MAX_SECONDS = 1.0
@@ -53,13 +54,20 @@ class Target:
 
 def guarded(target: Target, data: bytes) -> bool:
     """Run the check of a target, with limits of time and memory."""
-    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    taken = target.check(data)
-    seconds = time.process_time() - began
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    taken, seconds, grown = _measured(target, data)
+    if seconds >= MAX_SECONDS:  # what is loaded on first use does not count
+        taken, seconds, _ = _measured(target, data)
     assert seconds < MAX_SECONDS, f"{len(data)} bytes took {seconds:.1f} s"
     assert grown < MAX_GROWTH, f"{len(data)} bytes took {grown >> 20} MiB"
     return taken
+
+
+def _measured(target: Target, data: bytes) -> tuple[bool, float, int]:
+    """Return whether an input was taken, the seconds of processor time and the bytes of memory that it took."""
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    taken = target.check(data)
+    seconds = time.process_time() - began
+    return taken, seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
 @cache
@@ -324,6 +332,7 @@ TARGETS = {
         Target("messages", message_seeds, bend.messages, check_messages),
         Target("server", server_seeds, bend_server, check_server),
         Target("pipeline", pipeline_seeds, bend_pipeline, check_pipeline),
+        Target("transform", transform_seeds, bend_transform, check_transform),
         Target("states", state_seeds, bend_state, check_state),
         Target("files", file_seeds, bend_file, check_file),
     )

@@ -16,16 +16,18 @@ TIER = 3
 
 def tier_block(records: Sequence[Record]) -> str:
     """Return the table of all parts, with the goals and the dates of the Records."""
-    rows = []
+    rows, again = [], []
     for part, summary in summarise(records).items():
+        again += [f"- {part}, {reason}" for reason in summary.repeated]
         goal, mine = getattr(TIERS[TIER], part), latest(records)[part]
         rows.append((
             _what(part, mine), f"{goal:,}", f"{summary.done:,}", str(len(summary.broken)), str(len(summary.repeated)),
             _dates(summary),
         ))  # fmt: skip
     table = Table(("what", "goal", "done", "broken", "broken before, run again", "dates"), rows).to_markdown()
+    reasons = "\n".join(["Broken before, run again:", "", *again, "", ""]) if again else ""
     return (
-        f"{table}\n\n{_machines(records)}. `laconic lab faults --tier {TIER} --record "
+        f"{table}\n\n{reasons}{_machines(records)}. `laconic lab faults --tier {TIER} --record "
         f"results/faults/tier{TIER}.jsonl` continues where these Records end."
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from laconic.errors import ConfigError, LaconicError
-from laconic.records import Record, read
+from laconic.records import Record, read, write
 from laconic.train.methods import METHODS
 from laconic_lab.faults import FAULTS, MODES, tiers
 from laconic_lab.faults.campaign import TRAINING, Case, cases, run_case
@@ -38,10 +38,44 @@ def test_interrupted_tier_continues_with_the_missing_pieces(tmp_path: Path, monk
     broken_at.clear()
     found = run_tier(tier, path)["scenarios"]
     assert ran[4:] == [20, 40, 60, 80] and (found.done, found.broken) == (100, ())
-    assert found.repeated == ("['P1']", "['P1']")
+    assert [reason.partition(": ")[2] for reason in found.repeated] == ["['P1']", "['P1']"]
     assert found.first is not None and len(read(path)) == 7
     run_tier(tier, path)
     assert len(ran) == 8
+
+
+def soak_record(at: str, seed: int, exchanges: int, broken: str | None) -> Record:
+    return Record("faults.soak", {"exchanges": exchanges, "seconds": 60.0, "broken": broken}, seed=seed, at=at)
+
+
+@pytest.mark.parametrize(
+    "later, resolved",
+    [
+        (soak_record("2026-01-02T00:00:00+00:00", 0, 900, None), True),
+        (soak_record("2026-01-02T00:00:00+00:00", 3, 600, None), True),
+        (soak_record("2026-01-02T00:00:00+00:00", 0, 599, None), False),  # shorter
+        (soak_record("2025-12-31T00:00:00+00:00", 0, 900, None), False),  # before it
+        (soak_record("2026-01-02T00:00:00+00:00", 0, 900, "not flat"), False),
+    ],
+)
+def test_broken_soak_is_resolved_by_a_later_one_of_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: Record, resolved: bool
+) -> None:
+    ran: list[tuple[int, int]] = []
+
+    def run(piece: dict[str, Any]) -> Record:
+        ran.append((piece["seed"], piece["exchanges"]))
+        return soak_record("2026-01-03T00:00:00+00:00", piece["seed"], piece["exchanges"], None)
+
+    monkeypatch.setitem(tiers._RUNS, "soak", run)  # type: ignore[index]
+    path, tier = tmp_path / "tier.jsonl", Tier(scenarios=0, kills=0, soak=60, idle=0, packets=0)
+    write([soak_record("2026-01-01T00:00:00+00:00", 3, 600, "a worker gave up"), later], path)
+    found = summarise(read(path))["soak"]
+    assert ("a worker gave up" not in found.broken) == resolved
+    assert found.repeated == (("2026-01-01: a worker gave up",) if resolved else ())
+    found = run_tier(tier, path, ["soak"])["soak"]
+    assert ((3, 600) in ran) != resolved and found.broken == () and found.done == 60
+    assert "2026-01-01: a worker gave up" in found.repeated
 
 
 def test_no_piece_starts_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,8 @@ def run_packets(piece: Mapping[str, Any]) -> Record:
     work = _checkout() / "build" / "fuzz" / f"{isa}-{seed}"
     options = ("--json", "--count", str(PACKETS_PER_PIECE), "--seed", seed, "--work", str(work))
     output = _sanitized("fuzz", *options, target, isa=isa)
-    answers = [line for line in output.splitlines() if line.startswith("{")]
+    # A target that fails also prints the end of its log, with counts of its own.
+    answers = [line for line in output.splitlines() if line.startswith("{") and '"exit_code"' in line]
     if not answers:
         raise LaconicError(f"tools/asan.sh fuzz {target} printed no result but {output[-200:]!r}")
     values = json.loads(answers[-1])

@@ -1,7 +1,8 @@
 """Tiers of the fault campaign: scenarios, kills of checkpoints, a soak, idle calls and mutated packets, in pieces.
 
 Each piece ends with a Record in one file. A later call reads the file and runs what is missing; pieces whose last
-Record shows a violated invariant are run again.
+Record shows a violated invariant are run again. For a broken soak that is another one, at least as long: its seed only
+chooses which fault comes when.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class PartSummary:
 
     Args:
         done: Scenarios, kills, kinds of idle calls, packets, or seconds of the longest soak that kept everything.
-        broken: The violated invariants and the findings of the pieces' last Records.
-        repeated: Those of earlier Records, whose pieces were run again.
+        broken: The violated invariants and the findings of the pieces' last Records, unless they were run again.
+        repeated: Those of Records whose pieces were run again, each after its date.
         first, last: Times of the first and the last Record.
     """
 
@@ -127,15 +128,31 @@ def _summary(part: str, records: Sequence[Record], history: Sequence[Record] = (
         "packets": lambda values: values.get("count", 0),
     }
     done = [counts[part](record.values) for record in records]
-    broken = [str(record.values["broken"]) for record in records if record.values["broken"]]
-    counted = set(map(id, records))
-    earlier = [one for one in history if one.kind == f"faults.{part}" and id(one) not in counted]
-    repeated = [str(record.values["broken"]) for record in earlier if record.values["broken"]]
+    unresolved = _unresolved(part, records)
+    broken = [str(record.values["broken"]) for record in unresolved]
+    open_ones = set(map(id, unresolved))
+    earlier = [one for one in history if one.kind == f"faults.{part}" and id(one) not in open_ones]
+    repeated = [f"{record.at[:10]}: {record.values['broken']}" for record in earlier if record.values["broken"]]
     times = sorted(record.at for record in records)
     return PartSummary(
         part, max(done, default=0) if part == "soak" else sum(done), tuple(broken), tuple(repeated),
         times[0] if times else None, times[-1] if times else None,
     )  # fmt: skip
+
+
+def _unresolved(part: str, records: Sequence[Record]) -> list[Record]:
+    """Return those of the pieces' last Records that are broken and were not run again.
+
+    A soak is run again by a later one that kept everything for at least as many exchanges, whatever its seed.
+    """
+    broken = [record for record in records if record.values["broken"]]
+    if part != "soak":
+        return broken
+    kept = [record for record in records if not record.values["broken"]]
+    return [
+        one for one in broken
+        if not any(k.at > one.at and k.values["exchanges"] >= one.values["exchanges"] for k in kept)
+    ]  # fmt: skip
 
 
 def run_tier(
@@ -163,7 +180,7 @@ def run_tier(
 def _wanted(part: str, goal: int, path: Path, tell: Tell, end: float) -> Iterator[Piece]:
     """Yield the broken pieces of a part, then missing ones until the Records reach the goal or the time is over."""
     found = _latest(_read(path))[part]
-    broken = [_piece(part, record) for record in found.values() if record.values["broken"]]
+    broken = [_piece(part, record) for record in _unresolved(part, list(found.values()))]
     missing = (piece for piece in _PIECES[part](goal) if tuple(piece.values()) not in found)
     pieces = itertools.chain(broken, missing)
     for number in itertools.count():
