@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,10 +85,13 @@ def test_port_in_use_is_a_config_error(server: Server) -> None:
 
 
 def test_missing_server_is_reported_after_the_patience(server: Server) -> None:
-    client = client_of(server, patience=Patience(total=0.5))
+    client = client_of(server, patience=Patience(total=0.5, first=0.01))
     server.stop(0)
+    drawn_before = random.getstate()
     with pytest.raises(UnreachableError, match="is it running"):
         client.hello()
+    assert client.retries > 0
+    assert random.getstate() == drawn_before  # a training script that seeded it draws what it would have drawn
     client.close()
 
 

@@ -42,6 +42,21 @@ def test_worker_leaves_a_stuck_call_behind_and_exchanges_on_a_new_connection(mon
         client.close()
 
 
+def test_worker_whose_leave_is_stuck_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "STUCK_AFTER", 0.1)
+    monkeypatch.setattr(client_module, "LEAVE_TIMEOUT", 0.1)
+    released = threading.Event()
+    with serving(core_of(job_of(mode="async"), {"w": torch.zeros(8)})) as server:
+        client = client_of(server, 0)
+        begin(client)
+        monkeypatch.setattr(client, "_leave", lambda request, timeout: released.wait(TIMEOUT))
+        before = counters.counts().get("stuck calls", 0)
+        client.leave()
+        client.close()
+        assert not released.is_set() and counters.counts()["stuck calls"] == before + 1
+        released.set()
+
+
 def test_thread_passes_results_and_errors_on() -> None:
     calls = CallThread()
     assert calls.call(lambda: 7, TIMEOUT) == 7

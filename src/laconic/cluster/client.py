@@ -33,8 +33,9 @@ T = TypeVar("T")
 MAX_DAMAGED = 3
 """How many damaged messages in a row are retried."""
 FATAL = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-STUCK_AFTER = 30.0
-"""Seconds after the longest deadline at which a call counts as stuck."""
+STUCK_AFTER = 15.0
+"""Seconds after its deadline at which a call counts as stuck."""
+LEAVE_TIMEOUT = 2.0
 SLOWEST_LINK = 125_000
 """Bytes per second of the slowest link on which a call must not time out."""
 
@@ -97,6 +98,7 @@ class Client:
         """The ``WORKER_STATS`` to report with a push now and then, and when this worker leaves."""
         self._began = self._next_report = time.monotonic()
         self._credentials = credentials
+        self._jitter = random.Random()  # not the module's state, which a training script may have seeded
         self._connect()
 
     def _connect(self) -> None:
@@ -121,7 +123,9 @@ class Client:
             | {"protocol": protocol.PROTOCOL, "laconic": __version__, "fingerprint": self.slots.fingerprint}
         )
         answer = self._retry(
-            lambda: protocol.read_json(self._hello(request, timeout=min(10.0, self.timeout))), "say hello"
+            lambda timeout: protocol.read_json(self._hello(request, timeout=timeout)),
+            "say hello",
+            min(10.0, self.timeout),
         )
         try:
             return ServerStatus(
@@ -137,14 +141,16 @@ class Client:
         request = protocol.json_message(
             self.identity | {"attempt": attempt, "versions": sorted(offer.versions), "lost": offer.lost}
         )
-        answer = self._retry(lambda: protocol.read_json(self._join(request, timeout=self.timeout)), "join")
+        answer = self._retry(lambda timeout: protocol.read_json(self._join(request, timeout=timeout)), "join")
         return int(answer["sequence"]), bool(answer["lost"])
 
     def snapshot(self) -> Reply:
         """Download the weights; then optimizer state, resident tensors and scales, where the job has them."""
         limits = 2 * self.limits + self.resident + self.limits
         return self._retry(
-            lambda: self._receive(self._snapshot(protocol.json_message(self.identity), timeout=self.timeout), limits),
+            lambda timeout: self._receive(
+                self._snapshot(protocol.json_message(self.identity), timeout=timeout), limits
+            ),
             "download the weights",
         )
 
@@ -161,7 +167,8 @@ class Client:
             yield protocol.json_message({"score": score()} | ({"told": stats} if stats else {}))
 
         return self._retry(
-            lambda: self._receive(self._exchange(request(), timeout=self.timeout), self.limits), f"exchange {sequence}"
+            lambda timeout: self._receive(self._exchange(request(), timeout=timeout), self.limits),
+            f"exchange {sequence}",
         )
 
     def _stats_due(self) -> dict[str, float]:
@@ -173,21 +180,22 @@ class Client:
 
     def agree_scales(self, sequence: int, scales: Sequence[protocol.Frame]) -> Sequence[protocol.Frame]:
         return self._retry(
-            lambda: self._receive(
-                self._agree(self._request({"sequence": sequence}, scales), timeout=self.timeout), self.limits
+            lambda timeout: self._receive(
+                self._agree(self._request({"sequence": sequence}, scales), timeout=timeout), self.limits
             ),
             f"agree on the scales of exchange {sequence}",
         ).frames
 
     def upload_weights(self, version: int, frames: Sequence[protocol.Frame]) -> None:
         self._retry(
-            lambda: self._deposit(self._request({"version": version}, frames), timeout=2 * self.timeout),
+            lambda timeout: self._deposit(self._request({"version": version}, frames), timeout=timeout),
             f"upload the weights of version {version}",
+            2 * self.timeout,
         )
 
     def compare_weights(self, version: int, digests: Sequence[protocol.Frame]) -> None:
         self._retry(
-            lambda: self._deposit(self._request({"version": version, "digests": 1}, digests), timeout=self.timeout),
+            lambda timeout: self._deposit(self._request({"version": version, "digests": 1}, digests), timeout=timeout),
             f"compare the weights of version {version}",
         )
 
@@ -203,14 +211,24 @@ class Client:
 
     def leave(self) -> None:
         """Tell the server that it need not wait for this worker."""
+        request = protocol.json_message(self.identity | {"told": self.stats})
         try:
-            self._leave(protocol.json_message(self.identity | {"told": self.stats}), timeout=2.0)
-        except grpc.RpcError:
+            self._call(lambda timeout: self._leave(request, timeout=timeout), LEAVE_TIMEOUT)
+        except (grpc.RpcError, StuckCallError):
             log.info("the server did not confirm that this worker leaves")
 
     def close(self) -> None:
         self._calls.close()
         self._channel.close()
+
+    def _call(self, attempt: Callable[[float], T], timeout: float) -> T:
+        """Make a call with a deadline; leave one behind, and its connection, that has not ended long after it."""
+        try:
+            return self._calls.call(lambda: attempt(timeout), timeout + STUCK_AFTER)
+        except StuckCallError:
+            counters.count("stuck calls", 1, f"gRPC keeps a call to server {self.address} past its deadline")
+            self._reconnect()
+            raise
 
     def _reconnect(self) -> None:
         """Leave a connection with a stuck call behind."""
@@ -236,18 +254,19 @@ class Client:
             raise FrameError(f"'sequence' and 'ticket' of the server's reply must be integers, got {head}")
         return Reply(head["sequence"], tuple(frames[slot] for slot in range(len(frames))), ticket)
 
-    def _retry(self, attempt: Callable[[], T], action: str) -> T:
-        """Repeat a call until it succeeds, the server refuses it, or patience ends."""
+    def _retry(self, attempt: Callable[[float], T], action: str, timeout: float | None = None) -> T:
+        """Repeat a call until it succeeds, the server refuses it, or patience ends.
+
+        ``attempt`` makes the call with the deadline that it is given, ``self.timeout`` seconds by default.
+        """
         wait, damaged = self.patience.first, 0
         lost_since: float | None = None
         waiting_since: float | None = None
         while True:
             try:
-                return self._calls.call(attempt, 2 * self.timeout + STUCK_AFTER)  # no call's deadline is longer
+                return self._call(attempt, timeout or self.timeout)
             except StuckCallError as error:
-                counters.count("stuck calls", 1, f"gRPC keeps a call to server {self.address} past its deadline")
                 code, details = grpc.StatusCode.UNAVAILABLE, str(error)
-                self._reconnect()
             except FrameError as error:
                 code, details = grpc.StatusCode.DATA_LOSS, str(error)
             except grpc.RpcError as error:
@@ -279,7 +298,7 @@ class Client:
                 )
             self.retries += 1
             log.warning("server %s does not answer (%s): trying again in %.1f s", self.address, code.name, wait)
-            time.sleep(wait * random.uniform(0.8, 1.2))  # jitter: many workers must not reconnect at once
+            time.sleep(wait * self._jitter.uniform(0.8, 1.2))  # many workers must not reconnect at once
             wait = min(2 * wait, self.patience.longest)
 
 
