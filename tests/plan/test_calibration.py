@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from laconic import counters
 from laconic.errors import LaconicError
 from laconic.plan.calibration import GZIP, Encoding, codec_point, gradient_like, model_times, sum_sizes, summable
 from laconic.plan.costs import Network
@@ -111,6 +112,27 @@ def test_exchanges_of_real_ranks_are_measured() -> None:
     for way, times in measured.items():
         assert (1e-4 if way != "none" else 0.0) < times.exchange_s < 1.0 and 0 <= times.slot_s < 0.1
         assert 0 < times.byte_s < 1e-6
+
+
+@pytest.mark.slow
+def test_one_rank_exchanges_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with one GPU: NCCL needs one for each rank."""
+    monkeypatch.setattr(calibration, "rank_count", lambda device: 1)
+    measured = calibration.measure_ranks("cpu", turns=6)
+    assert set(measured) == {"none", "sum", "twoshot"} and measured["twoshot"].exchange_s > 0
+    assert "exchanges with itself" in calibration._about("cpu", 1, True)
+
+
+def test_part_that_fails_is_left_out_of_the_profile_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise LaconicError("no server")
+
+    for name in ("measure_transport", "measure_ranks"):
+        monkeypatch.setattr(calibration, name, fail)
+    before = counters.counts().get("calibration_incomplete", 0)
+    profile = calibration.calibrate("x", codecs=["none"], quick=True)
+    assert profile.transport is None and profile.collective == {} and profile.codecs["none"]
+    assert counters.counts()["calibration_incomplete"] == before + 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from laconic.errors import FileError
 from laconic.plan.candidates import Candidate, with_estimates
-from laconic.plan.evidence import FAMILIES, FORMAT, MODEL_FAMILIES, load_evidence, shipped_evidence
+from laconic.plan.evidence import FAMILIES, FORMAT, MODEL_FAMILIES, load_evidence, read_evidence, shipped_evidence
 from laconic.plan.profile import Point, Profile
 from laconic.train.models import MODELS
 
@@ -41,6 +41,18 @@ def test_other_file_raises_file_error(tmp_path: Path, text: str, message: str) -
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(FileError, match=message):
         load_evidence(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"model": "\0"}, "model must be printable text"), ({"codec": 7}, "codec must be printable text"),
+    ({"measure": "loss", "plain": 0.0}, "reached over plain must be finite"),
+    ({"measure": "loss", "plain": 1e-300, "reached": 1e300}, "reached over plain must be finite"),
+    ({"noise": float("inf")}, "noise must be finite"),
+])  # fmt: skip
+def test_evidence_that_cannot_be_shown_is_refused(changes: dict[str, object], message: str) -> None:
+    values = {"format": FORMAT, "trainings": [shipped_evidence()[0].values() | changes]}
+    with pytest.raises(FileError, match=message):
+        read_evidence(values, "mine.json")
 
 
 def test_error_feedback_is_estimated_by_decoding_and_two_passes() -> None:

@@ -40,6 +40,7 @@ def test_slowdown_is_interpolated_and_proportional_beyond() -> None:
     assert SMALL.slowdown_of(3) == pytest.approx(1.8) and SMALL.slowdown_of(8) == pytest.approx(4.8)
     bare = replace(SMALL, slowdown={}, machine={"cores": 4})
     assert (bare.slowdown_of(2), bare.slowdown_of(8)) == (1.0, 2.0)  # not measured: they share the cores evenly
+    assert replace(bare, device="cuda").slowdown_of(2) == 2.0  # and so they do with a GPU
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -79,6 +80,7 @@ def broken(**changes: object) -> dict[str, object]:
         (broken(slowdown={"2": "slow"}), "is not a complete profile"),
         (broken(colour="red"), "its fields must be"),
         (broken(memory="16gb"), "memory must be finite and at least 0, got '16gb'"),
+        (broken(memory=1e308), r"memory must be at most 1e\+18, got 1e\+308"),
         (broken(threads=-1), "threads must be finite"),
         (broken(models={"m": {**asdict(MODEL), "dims": [2]}}), "model 'm' has 2 slots and 1 dims"),
         (broken(models={"m": {**asdict(MODEL), "apply_s": -1.0}}), "apply_s must be finite"),

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -175,18 +176,24 @@ def codec_points(
     for spec in specs:
         notify(spec)
         points: list[Point] = []
-        try:
+        with _left_out_on_failure(spec, where):
             for numel in sizes:
                 if points and points[-1].encode_s > SLOW_S:  # its time is proportional to the values
                     break
                 points.append(codec_point(spec, samples[numel], now, budget_s))
-        except (LaconicError, RuntimeError) as error:
-            if where.type == "cpu":
-                raise
-            log.warning("%s is left out: on %s it fails with %s", spec, device, " ".join(str(error).split())[:200])
-            continue
-        measured[spec] = points
+            measured[spec] = points
     return measured
+
+
+@contextmanager
+def _left_out_on_failure(spec: str, where: torch.device) -> Iterator[None]:
+    """Log that a codec fails on a GPU, whose other codecs are worth measuring; on a CPU a failure is raised."""
+    try:
+        yield
+    except (LaconicError, RuntimeError) as error:
+        if where.type == "cpu":
+            raise
+        log.warning("%s is left out: on %s it fails with %s", spec, where.type, " ".join(str(error).split())[:200])
 
 
 def codec_point(spec: str, x: Tensor, now: Clock = time.perf_counter, budget_s: float = 0.5) -> Point:
@@ -274,7 +281,8 @@ def model_times(
     for spec in specs:
         if spec != GZIP:
             notify(spec)
-            messages[spec] = message_times(spec, gradients, now)
+            with _left_out_on_failure(spec, where):
+                messages[spec] = message_times(spec, gradients, now)
     sgd, weights = SGD(momentum=0.9), {name: p.detach().clone() for name, p in parameters.items()}
     apply_s = timed(lambda: sgd.step(weights, gradients, lr=1e-9), now)
     ready = _ready([(time - begin) / whole for _, time in arrivals], numels)

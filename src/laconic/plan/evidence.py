@@ -96,6 +96,12 @@ class Evidence:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
                 raise ConfigError(f"{name} must be finite and at least 0, got {value!r}")
+        if self.measure == "loss" and (not self.plain or not math.isfinite(self.given_up)):
+            raise ConfigError(f"reached over plain must be finite, got {self.reached!r} over {self.plain!r}")
+        for name in ("codec", "model", "outer", "source"):  # they are printed
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.isprintable():
+                raise ConfigError(f"{name} must be printable text, got {value!r:.80}")
 
     @property
     def given_up(self) -> float:

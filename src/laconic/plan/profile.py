@@ -34,6 +34,10 @@ __all__ = ["FORMAT", "VERSION", "MachineLoad", "ModelTimes", "Point", "Profile",
 FORMAT, VERSION = "laconic profile", 3
 
 
+MAX_VALUE = 1e18
+"""Of any figure of a profile, so that products of some of them stay finite."""
+
+
 @dataclass(frozen=True)
 class Point:
     """A codec, measured on a tensor of ``numel`` values.
@@ -144,7 +148,7 @@ class Profile:
         """Return how many times as long a step takes while so many processes compute on the machine.
 
         Between measured numbers of processes it is interpolated; beyond them it grows in proportion to the processes,
-        because they share the cores. If nothing was measured, they share the cores of the machine evenly.
+        because they share the cores. If nothing was measured, they share the cores of the machine, or its GPU, evenly.
         """
         known = {1: 1.0, **self.slowdown}
         if processes in known:
@@ -152,7 +156,7 @@ class Profile:
         below = max((n for n in known if n < processes), default=1)
         above = min((n for n in known if n > processes), default=None)
         if above is None:
-            cores = self.machine.get("cores") or 1
+            cores = 1 if self.device == "cuda" else self.machine.get("cores") or 1
             return known[below] * processes / below if len(known) > 1 else max(1.0, processes / cores)
         part = (processes - below) / (above - below)
         return known[below] + part * (known[above] - known[below])
@@ -250,6 +254,8 @@ def _check_numbers(where: str, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
             raise ValueError(f"{where}: {name} must be finite and at least 0, got {value!r}")
+        if value > MAX_VALUE:
+            raise ValueError(f"{where}: {name} must be at most {MAX_VALUE:g}, got {value!r}")
 
 
 def shipped() -> list[str]:

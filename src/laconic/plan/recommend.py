@@ -196,10 +196,11 @@ def _replaced(request: PlanRequest) -> Iterator[str]:
             else "their exchanges take the time of links and codecs alone, which is too short"
         )
         yield f"profile {profile.name} has no times of ranks: {used}. {again}"
-    if request.processes > 1 and not profile.slowdown and profile.device == "cpu":
+    if request.processes > 1 and not profile.slowdown:
+        shared = "cores" if profile.device == "cpu" else "GPU"
         yield (
             f"profile {profile.name} has no slowdown of processes: {request.processes} of them are taken to share the "
-            f"cores evenly. {again}"
+            f"{shared} evenly" + (f". {again}" if profile.device == "cpu" else "")
         )
     if profile.load is not None and profile.load.busy:
         yield f"profile {profile.name} was measured on a busy machine, so its times may be too long: calibrate again"

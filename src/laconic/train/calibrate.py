@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import statistics
 import subprocess
@@ -14,11 +13,12 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from laconic import counters
 from laconic.cluster.job import Job
 from laconic.errors import ConfigError, LaconicError
 from laconic.plan import calibration
@@ -52,12 +52,12 @@ BUSY_SHARE = 0.15
 """Share of all cores that other processes may use before a profile is marked as one of a busy machine."""
 TRANSPORT_WORKERS = 2
 """Workers of the measured server, on this machine, over loopback with TLS."""
-RANKS, RANKS_TIMEOUT_S = 2, 300.0
+RANKS, RANKS_TIMEOUT_S = 2, 120.0
+ALONE = "; ranks: one by NCCL, which exchanges with itself: the time between GPUs is not in it"
 WARM_UP = 3
 
-log = logging.getLogger("laconic")
-
 Notify = Callable[[str], None]
+Measured = TypeVar("Measured")
 
 
 def calibrate(
@@ -93,7 +93,7 @@ def calibrate(
         )  # fmt: skip
         times = {model: _model_times(model, batch, points, device, quick, notify) for model in models}
         profile = Profile(
-            name, about=_about(device, threads), source="laconic calibrate", device=device, threads=threads,
+            name, about=_about(device, threads, ranks), source="laconic calibrate", device=device, threads=threads,
             memory=_memory(device, max(processes, default=1)),
             codecs={spec: tuple(measured) for spec, measured in points.items()}, models=times, machine=machine(),
             versions=versions(), at=datetime.now(timezone.utc).isoformat(timespec="seconds"), commit=commit(),
@@ -104,10 +104,12 @@ def calibrate(
             profile = replace(profile, slowdown=factors)
         if transport:
             notify("transport")
-            profile = replace(profile, transport=measure_transport(profile, exchanges=12 if quick else 40))
+            measured = _or_none("transport", lambda: measure_transport(profile, exchanges=12 if quick else 40))
+            profile = replace(profile, transport=measured)
         if ranks:
             notify("ranks")
-            profile = replace(profile, collective=measure_ranks(device, turns=10 if quick else 40))
+            by_way = _or_none("collective", lambda: measure_ranks(device, turns=10 if quick else 40))
+            profile = replace(profile, collective=by_way or {})
         if peer is not None:
             notify("link")
             profile = replace(profile, links=(measure_link(peer),))
@@ -115,6 +117,16 @@ def calibrate(
         torch.set_num_threads(threads_before)
     share = others.share()
     return replace(profile, load=MachineLoad(load_average, share, busy(load_average, share)))
+
+
+def _or_none(field: str, measure: Callable[[], Measured]) -> Measured | None:
+    """Return a measurement by other processes; if they fail, minutes of other measurements are not lost with it."""
+    try:
+        return measure()
+    except LaconicError as error:
+        message = f"the profile has no {field}, which `laconic plan` replaces: {error}"
+        counters.count("calibration_incomplete", 1, message)
+        return None
 
 
 def step_count(models: Sequence[str], codecs: Sequence[str] | None) -> int:
@@ -135,10 +147,16 @@ def check_model(name: str) -> None:
         raise ConfigError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
 
 
-def _about(device: str, threads: int) -> str:
+def rank_count(device: str) -> int:
+    """Return how many ranks are measured: two, but no more than there are GPUs, because NCCL needs one for each."""
+    return RANKS if device == "cpu" else min(RANKS, torch.cuda.device_count())
+
+
+def _about(device: str, threads: int, ranks: bool) -> str:
     properties = machine()
     where = properties.get("gpu") if device == "cuda" else f"{properties['cores']} cores of {properties['cpu']}"
-    return f"{where}, {threads} thread{'s' * (threads != 1)} a process"
+    alone = ranks and rank_count(device) == 1
+    return f"{where}, {threads} thread{'s' * (threads != 1)} a process" + ALONE * alone
 
 
 def _memory(device: str, processes: int) -> float | None:
@@ -178,7 +196,7 @@ def _random_batch(name: str, size: int) -> tuple[Tensor, Tensor]:
 def measure_transport(profile: Profile, *, exchanges: int = 40) -> Transport:
     """Measure exchanges of a real parameter server and two workers on this machine, and fit the transport to them.
 
-    They use TLS, as servers and workers on different hosts do.
+    They use TLS, as servers and workers on different hosts do. Workers compute on the profile's device.
 
     Args:
         profile: Codec times and slowdown of this machine, by which the rest of an exchange is explained.
@@ -198,7 +216,7 @@ def measure_transport(profile: Profile, *, exchanges: int = 40) -> Transport:
         }  # fmt: skip
         certs = Path(folder) / "certs"
         new_job(certs, name="calibration", hosts=["127.0.0.1"], workers=TRANSPORT_WORKERS, days=1)
-        summaries = launch(runs, certs=certs)
+        summaries = launch(runs, certs=certs, device=profile.device)
         measured = [
             _exchange(profile, config, _seconds(run_dir), summary)
             for (run_dir, config), summary in zip(runs.items(), summaries, strict=True)
@@ -209,19 +227,17 @@ def measure_transport(profile: Profile, *, exchanges: int = 40) -> Transport:
 def measure_ranks(device: str, *, turns: int = 40) -> dict[str, Transport]:
     """Return the times of exchanges of two ranks on this machine, by reduction: see ``laconic.collective.timing``.
 
-    On a GPU they use NCCL, which needs a GPU for each rank: with one there are none.
+    On a GPU they use NCCL, which needs a GPU for each rank: with one there is one rank, which exchanges with itself.
     """
-    if device == "cuda" and torch.cuda.device_count() < RANKS:
-        log.warning("the exchanges of ranks are not measured: NCCL needs %d GPUs", RANKS)
-        return {}
+    ranks = rank_count(device)
     environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        options = {"ranks": RANKS, "store": str(Path(folder) / "store"), "turns": turns, "device": device}
+        options = {"ranks": ranks, "store": str(Path(folder) / "store"), "turns": turns, "device": device}
         command = [sys.executable, "-m", "laconic.collective.timing"]
         processes = [
             subprocess.Popen([*command, json.dumps({"rank": rank, **options})], stdout=subprocess.PIPE, text=True,
                              env=environment)
-            for rank in range(RANKS)
+            for rank in range(ranks)
         ]  # fmt: skip
         try:
             out, _ = processes[0].communicate(timeout=RANKS_TIMEOUT_S)
@@ -232,7 +248,7 @@ def measure_ranks(device: str, *, turns: int = 40) -> dict[str, Transport]:
                 process.kill()
                 process.communicate()
     if not out:
-        raise LaconicError("the exchanges of ranks could not be measured, their error is above: give --no-ranks")
+        raise LaconicError("the exchanges of ranks could not be measured; their error is above")
     return {way: Transport(**times) for way, times in json.loads(out).items()}
 
 

@@ -77,6 +77,10 @@ def _number(text: str) -> float:
         return math.nan
 
 
+_OWN = ("params", "foreach", "fused", "capturable", "differentiable")
+"""Keys of a parameter group that a saved state does not change: the tensors, and how the step is computed."""
+
+
 class OuterStep:
     """Applies an outer optimizer to anchors: the global model, from which the ranks' changes are measured."""
 
@@ -124,4 +128,4 @@ class OuterStep:
                 }
         if len(settings) == len(self.optimizer.param_groups):
             for group, saved in zip(self.optimizer.param_groups, settings, strict=True):
-                group.update({key: value for key, value in saved.items() if key != "params"})
+                group.update({key: value for key, value in saved.items() if key not in _OWN})
