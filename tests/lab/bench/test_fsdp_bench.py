@@ -17,8 +17,14 @@ def test_settings_are_checked_and_give_the_command_line() -> None:
     settings = FSDPSettings(ways=("local 4 ef|sign",), loss_steps=0)
     assert settings.command() == "laconic bench fsdp --ways 'hsdp,local 4 ef|sign' --loss-steps 0"
     assert (settings.timed(way_of("hsdp")), settings.timed(way_of("local 4 ef|sign"))) == (4, 8)
+    way = way_of("local 8 ef:0.9|sign outer=mean:1.3 fragments=4 rates=0.7")
+    assert (way.every, way.outer, way.fragments, way.rates) == (8, "mean:1.3", 4, 0.7)
+    assert way.title.endswith("`ef:0.9|sign`, `mean:1.3`, 4 fragments, learning rates times 0.7")
     for match, wrong in (
         ("--ways must be of 'hsdp'", {"ways": ("ddp",)}),
+        ("outer must be one of", {"ways": ("local 8 ef|sign outer=sum",)}),
+        ("--ways must be of 'hsdp'", {"ways": ("local 8 ef|sign rates=fast",)}),
+        ("--ways must be of 'hsdp'", {"ways": ("local 8 ef|sign overlap=2",)}),
         ("--ways must be of 'hsdp'", {"ways": ("local 0 ef|sign",)}),
         ("--nodes must be at least 2, got 1", {"nodes": 1}),
         ("a rate is a number", {"links": ("fast",)}),
@@ -45,13 +51,13 @@ def test_tables_judge_the_speed_and_the_counts() -> None:
     assert [met for met, _ in table.verdicts] == [False, False]
 
 
-def loss(way: str, last: float, reached: int | None) -> Record:
+def loss(way: str, last: float, reached: int | None, seed: int = 0) -> Record:
     values: dict[str, Any] = {
         "way": way, "title": way_of(way).title, "nodes": 2, "shards": 2, "numel": 10, "steps": 20, "loss": last,
         "reached_step": reached, "node_nbytes_until_goal": 100.0, "fewer_bytes": None if reached is None else 60.0,
-        "training": FSDPSettings().training(), "command": "laconic bench fsdp",
+        "training": FSDPSettings().training(), "command": "laconic bench fsdp", "curve": [[0, 5.0], [20, last]],
     }  # fmt: skip
-    return Record("bench.fsdp.loss", values, 0, machine={"cpu": "some", "cores": 2})
+    return Record("bench.fsdp.loss", values, seed, machine={"cpu": "some", "cores": 2})
 
 
 def test_losses_are_compared_with_hsdp_of_the_same_optimizer() -> None:
@@ -60,6 +66,19 @@ def test_losses_are_compared_with_hsdp_of_the_same_optimizer() -> None:
     assert [row[2] for row in table.rows] == ["+0.00", "+0.00", "+0.50", "+50.00"]
     assert [met for met, _ in table.verdicts] == [True, False, True, False]
     assert "above AdamW, torch's HSDP" in table.verdicts[2][1]
+
+
+def test_losses_of_several_seeds_are_compared_seed_by_seed() -> None:
+    stock = [loss("hsdp", 2.0, 20), loss("hsdp", 4.0, 20, seed=1), loss("hsdp muon", 2.0, 20)]
+    ours = [loss("laconic thc:4", 2.01, 20), loss("laconic thc:4", 4.06, None, seed=1)]
+    none = [loss("laconic none", 2.0, 20), loss("laconic none muon", 2.0001, 20)]
+    [table] = fsdp_tables([*stock, *ours, *none])
+    assert table.rows[2][1:5] == ("3.0350", "+1.00 (+0.50 to +1.50)", "2", "not reached")
+    assert [met for met, _ in table.verdicts] == [True, True, True]
+    [table] = fsdp_tables([stock[0], loss("laconic none", 2.0000001, 20)])
+    assert [met for met, _ in table.verdicts] == [False]
+    [table] = fsdp_tables([stock[2], loss("laconic none muon", 2.01, 20)])
+    assert [met for met, _ in table.verdicts] == [False]
 
 
 @pytest.mark.slow

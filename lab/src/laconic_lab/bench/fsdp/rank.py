@@ -47,13 +47,17 @@ class Trainer:
         for block in self.model.blocks:
             fully_shard(block, mesh=inside)
         fully_shard(self.model, mesh=inside)
-        self.optimizers = optimizers_of(way.optimizer, self.model, float(options["lr"]), float(options["muon_lr"]))
+        rates = (way.rates * float(options[name]) for name in ("lr", "muon_lr"))
+        self.optimizers = optimizers_of(way.optimizer, self.model, *rates)
         self.attachment: Attachment | None = None
         self.local: LocalSGD | None = None
         if way.every:
             assert way.spec is not None
             replicate = mesh["replicate"].get_group()
-            self.local = LocalSGD(self.model, self.optimizers, every=way.every, codec=way.spec, group=replicate)
+            self.local = LocalSGD(
+                self.model, self.optimizers, every=way.every, codec=way.spec, outer=way.outer, fragments=way.fragments,
+                group=replicate,
+            )  # fmt: skip
         elif way.spec is not None:
             self.attachment = attach(self.model, way.spec, replicate=mesh["replicate"])
         self.schedules = [

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from laconic.codecs import parse
+from laconic.collective.local.outer import choose_outer
 from laconic.errors import ConfigError
 from laconic_lab.bench.gpt.settings import UNSHAPED, TrainingSettings, link_parts
 
@@ -23,12 +26,17 @@ class Way:
         optimizer: ``adamw`` or ``muon``.
         spec: Codec of ``attach`` or of ``LocalSGD``; None for torch's HSDP.
         every: Local steps between exchanges with ``LocalSGD``; 0 exchanges gradients in every step.
+        outer, fragments: Arguments of ``LocalSGD``.
+        rates: Factor of the learning rates.
     """
 
     name: str
     optimizer: str = "adamw"
     spec: str | None = None
     every: int = 0
+    outer: str = "mean"
+    fragments: int = 1
+    rates: float = 1.0
 
     @property
     def title(self) -> str:
@@ -36,14 +44,21 @@ class Way:
         if self.spec is None:
             return f"{optimizer}, torch's HSDP"
         how = f"LocalSGD every {self.every}, " if self.every else ""
-        return f"{optimizer}, {how}`{self.spec}`"
+        changed = [f"`{self.outer}`"] if self.outer != "mean" else []
+        changed += [f"{self.fragments} fragments"] if self.fragments > 1 else []
+        changed += [f"learning rates times {self.rates:g}"] if self.rates != 1.0 else []
+        return ", ".join((f"{optimizer}, {how}`{self.spec}`", *changed))
 
 
 def way_of(name: str) -> Way:
     """Return the way of a name: ``hsdp`` or ``laconic SPEC``, with ``muon`` behind it or not, or ``local STEPS SPEC``.
 
+    Behind the last one there may be ``outer=…``, ``fragments=…`` and ``rates=…``.
+
     >>> way_of("local 20 ef|sign").title
     'Muon, LocalSGD every 20, `ef|sign`'
+    >>> way_of("local 8 ef|sign outer=mean:1.3 rates=0.7").rates
+    0.7
     """
     words = name.split()
     optimizer = "muon" if words[-1:] == ["muon"] else "adamw"
@@ -53,12 +68,17 @@ def way_of(name: str) -> Way:
     if len(every_step) == 2 and every_step[0] == "laconic":
         parse(every_step[1])
         return Way(name, optimizer, every_step[1])
-    if len(words) == 3 and words[0] == "local" and words[1].isdigit() and int(words[1]) > 0:
+    if len(words) >= 3 and words[0] == "local" and words[1].isdigit() and int(words[1]) > 0:
         parse(words[2])
-        return Way(name, "muon", words[2], int(words[1]))
+        options = dict(word.partition("=")[::2] for word in words[3:])
+        outer = choose_outer(options.pop("outer", "mean"), [words[2]])
+        with suppress(ValueError):
+            fragments, rates = int(options.pop("fragments", 1)), float(options.pop("rates", 1.0))
+            if not options and fragments >= 1 and 0 < rates < math.inf:
+                return Way(name, "muon", words[2], int(words[1]), str(outer), fragments, rates)
     raise ConfigError(
         f"--ways must be of 'hsdp', 'hsdp muon', 'laconic SPEC', 'laconic SPEC muon' and 'local STEPS SPEC', such as "
-        f"'local 20 ef|sign', got {name!r}"
+        f"'local 20 ef|sign', with or without outer=mean:1.3, fragments=4 and rates=0.7 behind it, got {name!r}"
     )
 
 

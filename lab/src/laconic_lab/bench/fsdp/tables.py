@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from laconic.records import Record
@@ -16,6 +18,8 @@ __all__ = ["fsdp_tables"]
 JUDGED_LINK, JUDGED_WAY = "100mbit", "laconic ef|qsgd:4"
 SPEED_UP, FEWER_BYTES, COUNTED, ABOVE = 6.0, 50.0, 0.03, 0.01
 """Goals: of the step over the judged link, of local SGD's bytes at HSDP's loss, of the counts of bytes, of losses."""
+APART = 0.001
+"""How far losses may be apart that differ by the order of sums alone, which trainings amplify."""
 
 
 def fsdp_tables(records: Sequence[Record]) -> list[ClusterTable]:
@@ -60,38 +64,82 @@ def _step_verdicts(values: Sequence[Mapping[str, Any]]) -> list[tuple[bool, str]
 
 
 def _losses(records: Sequence[Record]) -> ClusterTable:
-    values = [record.values for record in records]
-    ways = [way_of(v["way"]) for v in values]
-    stock = {way.optimizer: v["loss"] for way, v in zip(ways, values, strict=True) if way.spec is None}
+    by_way: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for record in records:
+        by_way.setdefault(record.values["way"], {})[record.seed or 0] = record.values
+    stock = {way.optimizer: by_way[name] for name in by_way if (way := way_of(name)).spec is None}
     rows, verdicts = [], []
-    for way, v in zip(ways, values, strict=True):
-        above = v["loss"] / stock[way.optimizer] - 1 if way.optimizer in stock else None
+    for name, runs in by_way.items():
+        way, values = way_of(name), list(runs.values())
+        title = way.title
+        above = _above(runs, stock.get(way.optimizer, {}))
+        reached = [v["reached_step"] for v in values if v["reached_step"] is not None]
+        fewer = min((v["fewer_bytes"] or 0.0 for v in values), default=0.0)
         rows.append((
-            v["title"], f"{v['loss']:.4f}", "" if above is None else f"{100 * above:+.2f}",
-            "not reached" if v["reached_step"] is None else str(v["reached_step"]),
-            show_bytes(v["node_nbytes_until_goal"]), "" if v["fewer_bytes"] is None else f"1/{v['fewer_bytes']:.0f}",
+            title, f"{fmean(v['loss'] for v in values):.4f}", _percent(above), str(len(values)),
+            f"{fmean(reached):.0f}" if len(reached) == len(values) else "not reached",
+            show_bytes(fmean(v["node_nbytes_until_goal"] for v in values)), f"1/{fewer:.0f}" if fewer else "",
         ))  # fmt: skip
+        if way.spec == "none":
+            verdicts.append(_none_verdict(title, way.optimizer, runs, stock.get(way.optimizer, {})))
+            continue
         # Local SGD is also compared with what most people train by: HSDP with AdamW, for as many steps.
         for optimizer in dict.fromkeys((way.optimizer, "adamw") if way.every else (way.optimizer,)):
-            if way.spec is None or optimizer not in stock:
+            above = _above(runs, stock.get(optimizer, {}))
+            if way.spec is None or not above:
                 continue
-            above = v["loss"] / stock[optimizer] - 1
-            title = Way("", optimizer).title
-            text = f"{v['title']} ends {100 * above:+.2f} % above {title}, at most {100 * ABOVE:g} %"
-            verdicts.append(_verdict(above <= ABOVE, text))
+            text = f"{title} ends {_percent(above)} % above {Way('', optimizer).title}, at most {100 * ABOVE:g} %"
+            verdicts.append(_verdict(fmean(above) <= ABOVE, text))
         if way.every:
-            fewer = v["fewer_bytes"] or 0.0
-            text = f"{v['title']} sends {fewer:.0f} times fewer bytes at HSDP's loss, at least {FEWER_BYTES:g}"
+            text = f"{title} sends {fewer:.0f} times fewer bytes at HSDP's loss, at least {FEWER_BYTES:g}"
             verdicts.append(_verdict(fewer >= FEWER_BYTES, text))
     columns = (
-        "way", "last loss", "% above HSDP by the same optimizer", "HSDP's loss after steps",
+        "way", "last loss", "% above HSDP by the same optimizer", "seeds", "HSDP's loss after steps",
         "sent by a node until then", "bytes",
     )  # fmt: skip
+    first = records[0].values
+    several = len({record.seed for record in records}) > 1
+    seeds = " Seeds are compared one by one; bytes are those of the worst." if several else ""
     notes = (
-        f"{_setting(records[0])}, {values[0]['steps']} steps. Loss in nats a byte on held-out text; HSDP's loss is "
-        f"AdamW's last, plus 0.2 %. HSDP's bytes are those of its all-reduces. By `{values[0]['command']}`."
+        f"{_setting(records[0])}, {first['steps']} steps. Loss in nats a byte on held-out text; HSDP's loss is "
+        f"AdamW's last, plus 0.2 %. HSDP's bytes are those of its all-reduces.{seeds} By `{first['command']}`."
     )
     return ClusterTable("fsdp-loss", columns, tuple(rows), 1, notes, tuple(verdicts))
+
+
+def _none_verdict(
+    title: str, optimizer: str, runs: Mapping[int, Mapping[str, Any]], stock: Mapping[int, Mapping[str, Any]]
+) -> tuple[bool, str]:
+    """Judge the losses of ``none`` beside torch's: equal with AdamW; Muon's own sums over a mesh have another order."""
+    pairs = [
+        (ours[1], torchs[1])
+        for seed in runs
+        if seed in stock
+        for ours, torchs in zip(runs[seed]["curve"], stock[seed]["curve"], strict=True)
+    ]
+    if optimizer == "adamw":
+        return _verdict(
+            bool(pairs) and all(a == b for a, b in pairs), f"{title}: all losses equal those of torch's HSDP"
+        )
+    apart = max((abs(a / b - 1) for a, b in pairs), default=math.inf)
+    text = (
+        f"{title}: losses within {100 * apart:.3f} % of those of torch's HSDP, where Muon sums over both dimensions of "
+        f"the mesh, at most {100 * APART:g} %"
+    )
+    return _verdict(apart <= APART, text)
+
+
+def _above(runs: Mapping[int, Mapping[str, Any]], stock: Mapping[int, Mapping[str, Any]]) -> list[float]:
+    """Return by how much each seed's loss is above that of the same seed by torch's HSDP."""
+    return [runs[seed]["loss"] / stock[seed]["loss"] - 1 for seed in runs if seed in stock]
+
+
+def _percent(above: Sequence[float]) -> str:
+    """Format the mean, with the least and the largest of several seeds."""
+    if not above:
+        return ""
+    mean = f"{100 * fmean(above):+.2f}"
+    return mean if len(above) == 1 else f"{mean} ({100 * min(above):+.2f} to {100 * max(above):+.2f})"
 
 
 def _setting(record: Record) -> str:
