@@ -46,6 +46,18 @@ def test_json_counts_runs_and_compared_frames(run: Run, work_dir: Path) -> None:
     assert again.exit_code == 0 and "LeNet-5" in again.stdout and "0.9893" in again.stdout
 
 
+@pytest.mark.parametrize("name, flags", [
+    ("kothari2021", ["--models", "lenet5", "--methods", "1"]), ("kothari2021", ["--part", "workers", "--methods", "1"]),
+    ("kothari2021", ["--part", "sizes"]), ("homomorphic", ["--part", "speed", "--models", "mlp"]),
+    ("homomorphic", ["--part", "layers", "--models", "mlp"]),
+])  # fmt: skip
+def test_call_without_time_ends_with_exit_code_75(run: Run, work_dir: Path, name: str, flags: list[str]) -> None:
+    data = [] if "speed" in flags else ["--data", "digits"]
+    result = run("study", name, *flags, *data, "--device", "cpu", "--minutes", "0", "--records", "kept")
+    assert (result.exit_code, result.stdout) == (75, "")
+    assert "the same command continues" in result.stderr and not list(work_dir.glob("kept/*.jsonl"))
+
+
 @pytest.mark.parametrize("args, code, words", [
     (["nobody1999"], 2, "unknown study 'nobody1999'"),
     (["oland2015", "--part", "figure9"], 2, "unknown part 'figure9'"),
@@ -63,6 +75,8 @@ def test_json_counts_runs_and_compared_frames(run: Run, work_dir: Path) -> None:
     (["kothari2021", "--part", "times", "--links", "10gbit"], 2, "unknown link '10gbit'"),
     (["kothari2021", "--models", "vgg11", "--data-dir", "."], 1, "cifar10 is read from"),
     (["kothari2021", "--models", "vgg11", "--data", "digits"], 2, "3 x 32 x 32"),
+    (["kothari2021", "--models", "lenet5", "--minutes", "1"], 2, "--minutes needs --records"),
+    (["oland2015", "--minutes", "1"], 2, "--minutes is no option of the study oland2015"),
     (["jang2017", "--methods", "1"], 2, "--methods is no option of the study jang2017"),
     (["homomorphic", "--cell-seconds", "9"], 2, "--cell-seconds is no option of the study homomorphic"),
 ])  # fmt: skip

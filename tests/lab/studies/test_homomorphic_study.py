@@ -145,6 +145,19 @@ def test_goals_compare_means_with_dense_ones() -> None:
     assert (findings["vgg_2"].verdict, findings["vgg_1"].verdict) == ("yes, one run", "no, one run")
 
 
+def test_step_in_one_launch_replaces_the_older_record_and_is_marked() -> None:
+    step = {"case": "alexnet", "device": "cuda", "scheme": "monarch:0.2", "rho": 0.2, "h": 1.5, "dense_s": 1.0,
+            "numel": 100, "numel_compressed": 20}  # fmt: skip
+
+    def shown(*steps: dict[str, Any]) -> Any:
+        results = STUDY.results([Record(speed.STEP_KIND, one) for one in steps])
+        (table,) = (one for one in STUDY.all_tables(results) if one.title == "What a step costs")
+        return table.rows[0][3]
+
+    launched = step | {"h": 0.9, "graph": True}
+    assert (shown(step), shown(step, launched), shown(launched | {"h": None})) == ("– / 1.50", "– / 0.90°", "– / –")
+
+
 def test_bound_equals_the_planners() -> None:
     step = {"part": "speed", "device": "cpu", "case": "vgg11", "scheme": "lowrank:0.1", "dense_s": 1.0,
             "compressed_s": 0.5, "h": 0.5, "rho": 0.1, "numel": 9_231_114, "numel_compressed": 923_111}  # fmt: skip

@@ -16,8 +16,9 @@ from laconic.plan.background_load import OtherProcesses
 from laconic.plan.costs import Step, bucketed
 from laconic.plan.profile import ModelTimes
 from laconic.records import Record, read
+from laconic_lab.studies.deadline import Deadline, OutOfTimeError
 from laconic_lab.studies.jang2017 import STUDY, cells, compression, operations, reader, runs, tasks
-from laconic_lab.studies.jang2017.results import LAYERS, Results
+from laconic_lab.studies.jang2017.results import GPU_STEP, LAYERS, Results
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
 
@@ -201,3 +202,24 @@ def test_curves_use_measured_layers() -> None:
     figures = {plot.ident: plot for plot in STUDY.plots(results)}
     for ident in ("jang-figure6a", "jang-figure6bc", "jang-figure7"):
         assert any(row[0] == "lowrank:0.1 (measured)" for row in figures[ident].data.rows)
+
+
+def test_h_on_a_gpu_is_that_of_a_step_in_one_launch() -> None:
+    step = {"case": "alexnet", "device": "cuda", "scheme": "monarch:0.2", "rho": 0.23, "h": 1.4, "batch": 256}
+    steps = [step, step | {"h": 0.8, "graph": True}, step | {"h": None, "graph": True}]
+    steps += [step | {"case": "mlp", "h": 0.1, "graph": True}, step | {"device": "cpu", "h": 0.2, "graph": True}]
+    found = {
+        one.claim.key: one for one in STUDY.findings(Results([Record(GPU_STEP, one) for one in steps]))
+    }["measured_h_gpu"]  # fmt: skip
+    assert found.evidence.interval.mean == 0.8 and found.verdict == "no, one run"
+    assert found.evidence.basis == "monarch:0.2, rho 0.230: one launch a step, batch 256, untrained"
+    assert "measured_h_gpu" not in {one.claim.key for one in STUDY.findings(Results([Record(GPU_STEP, step)]))}
+
+
+def test_runs_without_time_measure_nothing_and_can_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(runs, "_calibrated", None)
+    with pytest.raises(OutOfTimeError, match="the same command continues"):
+        STUDY.run("runs", records=tmp_path, deadline=Deadline(0))
+    with pytest.raises(ConfigError, match="--minutes needs --records"):
+        STUDY.run("runs", deadline=Deadline(1))

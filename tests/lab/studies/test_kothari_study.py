@@ -14,6 +14,7 @@ from laconic.errors import ConfigError
 from laconic.records import read
 from laconic.train.methods import METHODS
 from laconic_lab.studies import trainer
+from laconic_lab.studies.deadline import Deadline, OutOfTimeError
 from laconic_lab.studies.kothari2021 import STUDY, experiments, runner, scaling, sizes, trainings
 from laconic_lab.studies.kothari2021.framed import FrameStepper, LocalFrameStepper
 from laconic_lab.studies.kothari2021.settings import HYPER, Setting, setting_of
@@ -86,6 +87,32 @@ def test_recorded_runs_are_not_trained_again(tmp_path: Path, source: Source, mon
     monkeypatch.setattr(runner, "train", None)
     assert [record.to_json() for record in go()] == [record.to_json() for record in first]
     assert not list((tmp_path).glob("partial/*"))
+
+
+def test_run_that_is_out_of_time_is_kept_and_continues(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "Source", lambda *arguments: source)
+    passed = iter([False, True])  # asked when the run begins and after its first epoch
+
+    class Expired(Deadline):
+        passed = property(lambda self: next(passed, True))
+
+    def go(deadline: Deadline | None) -> list[Any]:
+        return STUDY.run(
+            settings=[small("4")], seeds=[0], epochs=2, device="cpu", records=tmp_path, deadline=deadline
+        )  # fmt: skip
+
+    with pytest.raises(OutOfTimeError, match="all that was done is kept"):
+        go(Expired())
+    (saved,) = (json.loads(path.read_text()) for path in tmp_path.glob("partial/*.json"))
+    assert saved["done"] == 1 and saved["seconds"] > 0 and not (tmp_path / "accuracy.jsonl").exists()
+    (record,) = go(Deadline(60))
+    assert len(record.values["accuracy"]) == 2 and record.values["seconds"] > saved["seconds"]
+    (whole,) = STUDY.run(settings=[small("4")], seeds=[0], epochs=2, device="cpu")
+    assert record.values["accuracy"] == whole.values["accuracy"]
+    with pytest.raises(ConfigError, match="--minutes needs --records"):
+        STUDY.run(settings=[small("4")], device="cpu", deadline=Deadline(1))
 
 
 def test_stepper_with_frames_is_made_on_request(source: Source) -> None:

@@ -109,7 +109,9 @@ def test_turns_of_a_method_are_added_up() -> None:
     assert cell.median == pytest.approx(0.1)
     broken = time_of("5", "1gbit", 90.0, 4.0, turn=1, valid=False)
     assert Results([first, broken]).times["vgg11", "1gbit", "5"].seconds() == 0.05
-    assert table(Results([broken]), "End-to-end time")[0][1] == "1 Gbit/s (not valid)"
+    (shown,) = table(Results([broken]), "Compute and communication time")
+    assert shown[1] == "1 Gbit/s (not valid)" and shown[11] == ""  # nothing is extrapolated from an invalid link
+    assert not table(Results([broken]), "End-to-end time")
     run = record("5")
     assert table(Results([run, broken]), "Average cost of an iteration")[0][2:] == ("", "140")
     again = Results([first, broken, second]).times["vgg11", "1gbit", "5"]
@@ -142,6 +144,59 @@ def test_paper_data_then_seeds_then_length_decide_which_variant_counts() -> None
     assert five is not None and five.values["data"] == "cifar10"
     long_five = Results([record("1"), longer, record("5", epochs=50)]).row("vgg11", "5")
     assert long_five is not None and Results([record("1"), longer, record("5", epochs=50)]).loss(long_five) == [4.0]
+
+
+def evidence_of(key: str, *records: Record) -> Any:
+    return {one.claim.key: one.evidence for one in STUDY.findings(Results(records))}.get(key)
+
+
+def test_readings_of_every_data_set_are_shown() -> None:
+    def reading(data: str, epochs: int, held: float) -> Record:
+        return record("2w, 4 bits", part="readings", model="lenet5", data=data, epochs=epochs, worker_accuracy=held)
+
+    results = Results([reading("digits", 3, 1.0), reading("digits", 20, 30.0), reading("mnist", 20, 84.0)])
+    assert [row[2:5] for row in table(results, "Readings")] == [
+        ("digits, 20", "86.00", "30.00"), ("mnist, 20", "86.00", "84.00"),
+    ]  # fmt: skip
+
+
+def test_methods_5_and_6_are_compared_at_one_length() -> None:
+    five, six = [few("5", seed, accuracy=[1.0, 70.0]) for seed in range(3)], few("6", epochs=50, accuracy=[1.0, 80.0])
+    assert evidence_of("vgg_6_over_5", *five, six) is None
+    long_five = few("5", epochs=50, accuracy=[1.0, 79.0])
+    assert evidence_of("vgg_6_over_5", *five, long_five, six).interval.mean == pytest.approx(1.0)
+
+
+def test_loss_on_lenet_names_norms_of_512_values_and_methods_that_were_not_run() -> None:
+    def lenet(name: str, **options: str) -> Record:
+        return record(name, model="lenet5", data="mnist", epochs=20, options=options, accuracy=[50.0, 85.0])
+
+    some = [lenet("1"), lenet("2"), lenet("3"), lenet("4"), lenet("6")]
+    per_layer = lenet("5", push="qsgd:4,bucket=0")
+    assert evidence_of("lenet_loss", *some).differs == "5 not run"
+    assert evidence_of("lenet_loss", *some, per_layer).differs == ""
+    of_512 = [lenet("1"), lenet("5", push="qsgd:4,norm=l2")]
+    assert evidence_of("lenet_loss", *of_512).differs == "a norm of 512 values, not of a layer; 2, 3, 4, 6 not run"
+
+
+def test_times_of_trainings_say_that_they_are_extrapolated() -> None:
+    for_lenet = [time_of(method, "unshaped", 8.0, 2.0, model="lenet5") for method in ("1", "6")]
+    assert evidence_of("lenet_time_6", *for_lenet).differs == "200 iterations timed, not a training"
+    assert evidence_of("vgg_minutes_6", *SOME).differs == "200 iterations timed, not a training"
+    assert evidence_of("vgg_comm_6", *SOME).differs == ""
+    once = time_of("6", "unshaped", 8.0, 2.0, exchange_s=[8.0], iterations=20, every=20)
+    minutes = evidence_of("vgg_minutes_6", *SOME[:-2], once)
+    assert minutes.differs == "20 iterations timed, not a training; 1 exchange timed"
+
+
+def test_goal_of_fewest_bytes_takes_the_best_setting_that_is_small_enough() -> None:
+    def tiny(name: str, top1: float, nbytes: int) -> Record:
+        return record(name, part="frontier", push_bytes=[nbytes], pull_bytes=[nbytes], accuracy=[50.0, top1])
+
+    large, worse, better = tiny("large", 86.0, 4_000_000), tiny("worse", 80.0, 350_000), tiny("better", 85.0, 300_000)
+    assert evidence_of("goal_smallest", record("1"), large) is None
+    found = evidence_of("goal_smallest", record("1"), large, worse, better)
+    assert found.interval.mean == 1.0 and found.basis.startswith("better, the best of 2: 1/2,333 of the bytes")
 
 
 def test_changed_options_replace_older_runs() -> None:

@@ -63,8 +63,8 @@ def test_times_of_a_real_server_and_workers_are_recorded(tmp_path: Path) -> None
         settings, plan, records=RecordLog(path), made_of=processes.PACED, progress=lambda *one: reported.append(one)
     )
     values = record.values
-    assert (values["iterations"], values["epochs"], values["iterations_per_epoch"], values["every"]) == (4, 20, 30, 1)
-    assert len(values["exchange_s"]) == 4 and 0 < values["compute_s"] < values["total_s"]
+    assert (values["iterations"], values["epochs"], values["iterations_per_epoch"], values["every"]) == (10, 20, 30, 1)
+    assert len(values["exchange_s"]) == 10 and 0 < values["compute_s"] < values["total_s"]
     spent = values["compute_s"] + values["communication_s"] + values["apply_s"]
     assert spent == pytest.approx(values["total_s"], rel=0.2)
     assert 60_000 < values["bytes_per_iteration"] < 70_000
@@ -94,9 +94,11 @@ def test_invalid_or_busy_turns_are_measured_again(tmp_path: Path, monkeypatch: p
     def network(*_: Any) -> Iterator[Wire]:
         yield wire
 
+    reports = [[report(i + 1) for i in range(12)]] * 2  # with a warm-up of three exchanges only nine count
+
     def train(net: Any, run_dir: Path, warm_up: int, enough: Any) -> Any:
         trained.append(enough)
-        return REPORTS
+        return reports
 
     monkeypatch.setattr(processes, "network", network)
     monkeypatch.setattr(times, "_train", train)
@@ -110,12 +112,15 @@ def test_invalid_or_busy_turns_are_measured_again(tmp_path: Path, monkeypatch: p
     assert trained[0] == (100, 10, 5.0) and trained[1] == (10, 10, 5.0)
     wire.goodput = 9.5e8
     assert [one.values["valid"] for one in go()] == [True] * 4 and len(trained) == 8
+    reports[:] = [[report(i + 1) for i in range(13)]] * 2
     go()
-    assert len(trained) == 8  # others work still
+    assert len(trained) == 10  # method 1 has ten exchanges now; method 6 had eleven before
+    go()
+    assert len(trained) == 10  # others work still
     load[0] = 1.0
     go()
     go()
-    assert len(trained) == 12
+    assert len(trained) == 14
     timed = STUDY.load(tmp_path).times
     assert list(timed) == [("lenet5", "1gbit", "1"), ("lenet5", "1gbit", "6")] and timed["lenet5", "1gbit", "1"].valid
 

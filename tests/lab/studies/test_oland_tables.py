@@ -45,6 +45,16 @@ def test_claims_compare_runs_of_the_same_number() -> None:
     assert "fixed_8" not in intervals and "correlation" not in intervals
 
 
+def test_other_data_and_fewer_epochs_are_named() -> None:
+    def differs(**values: Any) -> set[str]:
+        return {
+            one.evidence.differs for one in STUDY.findings(Results([record("none", **values), record(C5, **values)]))
+        }
+
+    assert differs() == {"digits, not mnist; 4 epochs, not 100"}
+    assert differs(data="mnist", epochs=100) == {""}
+
+
 def test_variant_with_most_runs_counts() -> None:
     results = Results([record(C5, data="digits"), record(C5, data="mnist"), record(C5, data="mnist", first=2)])
     setting = results.find("headline", C5)

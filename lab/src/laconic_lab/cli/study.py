@@ -32,6 +32,8 @@ EXAMPLES = (
     "laconic study pipeline --methods none,thc:4 --iterations 20",
 )
 
+OUT_OF_TIME = 75
+"""Exit code of a call that ends before all is done (EX_TEMPFAIL of sysexits.h)."""
 REPORT, ALL = "report", "all"
 
 
@@ -95,6 +97,10 @@ def study(
     l1: Annotated[float | None, option("Weight of the l1 term.", "1.1e-05")] = None,
     batch: Annotated[int | None, option("Images of a mini-batch.", "100", min=1)] = None,
     seed: Annotated[int | None, option("Seed of all random numbers.", "0")] = None,
+    minutes: Annotated[
+        float | None,
+        option("End after so many minutes with exit code 75; the same command continues.", "when all is done", min=0),
+    ] = None,
     records: Annotated[
         Path | None, option("Keep Records here; work with a Record is not repeated.", metavar="DIR")
     ] = None,
@@ -106,14 +112,20 @@ def study(
     given = {
         "runs": runs, "models": models, "methods": methods, "seeds": seeds, "lanes": lanes, "links": links,
         "iterations": iterations, "cell_seconds": cell_seconds, "turns": turns, "epochs": epochs, "workers": workers,
-        "data": data, "lr": lr, "decay": decay, "l1": l1, "batch": batch, "seed": seed,
+        "data": data, "lr": lr, "decay": decay, "l1": l1, "batch": batch, "seed": seed, "minutes": minutes,
     }  # fmt: skip
     foreign = [option for option, value in given.items() if value is not None and option not in chosen.flags]
     if foreign:
         raise ConfigError(f"--{foreign[0].replace('_', '-')} is no option of the study {name}")
     experiments = _experiments(part or [chosen.experiments[0]], chosen)
     arguments = chosen.options(given) | {"data_dir": data_dir, "device": device}
-    written = _records(chosen, experiments, arguments, records)
+    from laconic_lab.studies.deadline import OutOfTimeError  # not at the start of every command
+
+    try:
+        written = _records(chosen, experiments, arguments, records)
+    except OutOfTimeError as error:
+        print_stderr(f"laconic: {error}")
+        raise typer.Exit(OUT_OF_TIME) from None
     results = chosen.results(written)
     if figures is not None:
         for path in chosen.draw(results, figures):

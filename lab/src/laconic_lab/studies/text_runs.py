@@ -70,13 +70,15 @@ def select(
 
     Args:
         sizes: Train models of these sizes instead.
-        methods: Only methods whose names contain one of these texts.
+        methods: Only methods with one of these names, or whose names contain a text that is no method's name.
     """
     chosen = list(dict.fromkeys(settings))
     if sizes is not None:
         chosen = [replace(setting, size=size) for size in sizes for setting in chosen]
     if methods is not None:
-        chosen = [setting for setting in chosen if any(text in setting.method for text in methods)]
+        names = {setting.method for setting in chosen}
+        wanted = {name for text in methods for name in ({text} & names or names) if text in name}
+        chosen = [setting for setting in chosen if setting.method in wanted]
         if not chosen:
             raise ConfigError(f"no method of this part matches {', '.join(methods)}")
     return chosen

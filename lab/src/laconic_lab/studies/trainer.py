@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from laconic.records import Record
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.stepper import Curve, Source, Stepper, StepperSetting
 
@@ -115,18 +116,21 @@ def batched(units: Sequence[Unit[S]], size: int) -> Iterator[list[Unit[S]]]:
 def train(
     units: Sequence[Unit[S]], device: torch.device, data_dir: Path | None,
     make_stepper: Callable[[Unit[S], Source], Stepper], records: Path | None, tick: Callable[[int], None],
+    deadline: Deadline | None = None,
 ) -> Iterator[tuple[Unit[S], Values]]:  # fmt: skip
     """Train the units together, an iteration of each in turn, and yield what their Records shall hold.
 
-    Unfinished runs are saved in the folder ``partial`` beside the Records.
+    Unfinished runs are saved in the folder ``partial`` beside the Records, and after the deadline at the end of the
+    epoch.
     """
-    partial = None if records is None else records / "partial"
+    partial, deadline = None if records is None else records / "partial", deadline or Deadline()
+    deadline.check()
     source = Source(units[0].setting.data, data_dir, device)
     began = saved = time.perf_counter()
     with fast_products(device):
         steppers = [make_stepper(unit, source) for unit in units]
-        for unit, stepper in zip(units, steppers, strict=True):
-            resume(unit, stepper, partial)
+        earlier = [resume(unit, stepper, partial) for unit, stepper in zip(units, steppers, strict=True)]
+        for stepper in steppers:
             tick(stepper.done)
         while any(stepper.done < stepper.epochs for stepper in steppers):
             active = [stepper for stepper in steppers if stepper.done < stepper.epochs]
@@ -138,13 +142,17 @@ def train(
             for stepper in active:
                 stepper.end_epoch()
                 tick(1)
-            if partial is not None and time.perf_counter() - saved > SAVE_EVERY_S:
-                for unit, stepper in zip(units, steppers, strict=True):
-                    save(unit, stepper, partial)
+            over = deadline.passed and any(stepper.done < stepper.epochs for stepper in steppers)
+            if partial is not None and (over or time.perf_counter() - saved > SAVE_EVERY_S):
+                share = (time.perf_counter() - began) / len(units)
+                for unit, stepper, seconds in zip(units, steppers, earlier, strict=True):
+                    save(unit, stepper, partial, seconds + share)
                 saved = time.perf_counter()
-    seconds = round((time.perf_counter() - began) / len(units), 3)
-    for unit, stepper in zip(units, steppers, strict=True):
-        known = {"iterations": stepper.iterations, "seconds": seconds}
+            if over:
+                deadline.check()
+    share = (time.perf_counter() - began) / len(units)
+    for unit, stepper, seconds in zip(units, steppers, earlier, strict=True):
+        known = {"iterations": stepper.iterations, "seconds": round(seconds + share, 3)}
         yield unit, known | asdict(stepper.curve) | stepper.summary()
         if partial is not None:
             for path in partial.glob(f"{unit.file}.*"):
@@ -175,14 +183,14 @@ def fast_products(device: torch.device) -> Iterator[None]:
         cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
-def save(unit: Unit[Any], stepper: Stepper, folder: Path) -> None:
-    """Write an unfinished run as two files; the second one marks the first as complete."""
+def save(unit: Unit[Any], stepper: Stepper, folder: Path, seconds: float = 0.0) -> None:
+    """Write an unfinished run and the seconds that it took so far; a second file marks the first as complete."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = folder / f"{unit.file}.{stepper.done}.safetensors"
     save_file({name: x.detach().cpu().contiguous().clone() for name, x in stepper.state().items()}, str(tensors))
     summary = folder / f"{unit.file}.json"
     fresh = summary.with_suffix(".json.new")
-    values = {"key": unit.key, "done": stepper.done, "curve": asdict(stepper.curve)}
+    values = {"key": unit.key, "done": stepper.done, "seconds": seconds, "curve": asdict(stepper.curve)}
     fresh.write_text(json.dumps(values), encoding="utf-8")
     fresh.replace(summary)
     for old in folder.glob(f"{unit.file}.*.safetensors"):
@@ -190,16 +198,17 @@ def save(unit: Unit[Any], stepper: Stepper, folder: Path) -> None:
             old.unlink()
 
 
-def resume(unit: Unit[Any], stepper: Stepper, folder: Path | None) -> None:
-    """Continue a run that was saved, if there is one."""
+def resume(unit: Unit[Any], stepper: Stepper, folder: Path | None) -> float:
+    """Continue a run that was saved, if there is one, and return the seconds that it took until then."""
     summary = None if folder is None else folder / f"{unit.file}.json"
     if folder is None or summary is None or not summary.exists():
-        return
+        return 0.0
     values = json.loads(summary.read_text(encoding="utf-8"))
     tensors = folder / f"{unit.file}.{values['done']}.safetensors"
     if values["key"] != unit.key or not tensors.exists():
-        return
+        return 0.0
     stepper.done = int(values["done"])
     stepper.curve = Curve(**values["curve"])
     stepper.load(load_file(str(tensors)))
     log.info("a run of %s continues after %d epochs", unit.experiment, stepper.done)
+    return float(values.get("seconds", 0.0))

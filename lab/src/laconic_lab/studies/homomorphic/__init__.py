@@ -11,7 +11,6 @@ from laconic_lab.studies.homomorphic.experiments import EXPERIMENTS
 from laconic_lab.studies.homomorphic.plots import FIGURES, make_plots
 from laconic_lab.studies.homomorphic.results import SERVER_RUN, Results
 from laconic_lab.studies.homomorphic.runner import run
-from laconic_lab.studies.homomorphic.settings import HYPER
 from laconic_lab.studies.homomorphic.tables import make_tables
 from laconic_lab.studies.study import Study, compared_frames, training_options
 
@@ -19,8 +18,8 @@ __all__ = ["STUDY"]
 
 STUDY = Study(
     "homomorphic", "Homomorphic compression", EXPERIMENTS, CLAIMS, Results, run, make_tables, make_plots, FIGURES,
-    flags=("models", "seeds", "lanes", "epochs", "data"),
-    options=lambda given: training_options(given, HYPER),
+    flags=("models", "seeds", "lanes", "epochs", "data", "minutes"),
+    options=lambda given: training_options(given, ()) | {"models": given["models"] and given["models"].split(",")},
     counts=compared_frames,
     related={SERVER_RUN: "kothari2021/accuracy.jsonl"},
 )  # fmt: skip

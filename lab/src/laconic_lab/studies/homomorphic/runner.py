@@ -9,6 +9,7 @@ from typing import Any
 from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic.train.devices import device_of
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.homomorphic import speed
 from laconic_lab.studies.homomorphic.experiments import EXPERIMENTS, seeds_of, settings_of
 from laconic_lab.studies.homomorphic.results import KIND
@@ -25,23 +26,26 @@ RUNS_AT_ONCE = 6
 
 
 def run(
-    experiment: str = "sums", *, models: Sequence[str] = tuple(HYPER), epochs: int | None = None,
+    experiment: str = "sums", *, models: Sequence[str] | None = None, epochs: int | None = None,
     seeds: Sequence[int] | None = None, data: str | None = None, data_dir: Path | None = None, device: str = "auto",
     lanes: int | None = None, settings: Sequence[Setting] | None = None, records: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = None, deadline: Deadline | None = None,
 ) -> list[Record]:  # fmt: skip
     """Run an experiment and return its Records; ``kothari2021.runner.run`` describes the arguments.
 
-    Models are ``mlp``, ``lenet5`` and ``vgg11``, with 10 epochs, or 20 for VGG-11; ``speed`` has its own models and
-    layers. Seeds are 0 to 2 for the MLP and the goals of VGG-11, otherwise 0. On a CPU sums are made of real frames.
+    Models are ``mlp``, ``lenet5``, ``vgg11`` and ``vgg11fc``, with 10 epochs, or 20 for VGG-11; ``speed`` has its own
+    models and layers, ``speed.BATCHES``. Seeds are 0 to 2 for the MLP and the goals of VGG-11, otherwise 0. On a CPU
+    sums are made of real frames.
     """
     check_experiment(experiment, EXPERIMENTS)
     if epochs is not None and epochs < 1:
         raise ConfigError(f"epochs must be at least 1, got {epochs}")
+    deadline = deadline or Deadline()
+    deadline.require(records)
     where, finished = device_of(device), RecordLog.of_experiment(records, experiment)
     if experiment == "speed":
-        return speed.measure_all(where, finished, progress)
-    chosen = list(settings) if settings is not None else settings_of(experiment, models, data)
+        return speed.measure_all(where, finished, progress, models, deadline)
+    chosen = list(settings) if settings is not None else settings_of(experiment, models or tuple(HYPER), data)
     units = [
         Unit(experiment, setting, epochs or HYPER[setting.model].epochs, seed)
         for setting in chosen
@@ -53,6 +57,7 @@ def run(
             yield from train(
                 batch, where, data_dir,
                 lambda unit, source: SummedStepper(unit.setting, unit.seed, unit.epochs, source), records, counter.add,
+                deadline,
             )  # fmt: skip
 
     return run_units(units, finished, KIND, where, progress, work)

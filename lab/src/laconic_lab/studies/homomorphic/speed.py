@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from laconic.aggregate.homomorphic import Contributor
+from laconic.errors import ConfigError
 from laconic.layers import LayerPolicy, compress, layout, timings
 from laconic.layers.step_time import MAX_VARIATION
 from laconic.records import Record
 from laconic.train.models import build_model
 from laconic_lab.bench.layers import ALL, FC, SHAPES
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.homomorphic.experiments import BITS, RHOS, SCHEMES, settings_of
 from laconic_lab.studies.homomorphic.settings import scheme_text
 from laconic_lab.studies.record_log import RecordLog
@@ -54,7 +56,15 @@ class Case(NamedTuple):
         return build_model(self.name, seed=0), SHAPES[self.name]
 
 
-def cases() -> Iterator[Case]:
+def cases(models: Sequence[str] | None = None) -> Iterator[Case]:
+    """Yield the schemes of the given models and layers, by default of all."""
+    for model in models or ():
+        if model not in BATCHES:
+            raise ConfigError(f"speed has no model or layer {model!r}: expected one of {', '.join(BATCHES)}")
+    yield from (case for case in _all_cases() if models is None or case.name in models)
+
+
+def _all_cases() -> Iterator[Case]:
     for name in BATCHES:
         if name == "vgg11fc":
             yield from (Case(name, one.layers) for one in settings_of("layers", [name]) if one.layers)
@@ -67,12 +77,16 @@ def cases() -> Iterator[Case]:
     yield from (Case(one.model, one.layers, one.rules) for one in settings_of("products", ["vgg11"]) if one.layers)
 
 
-def measure_all(device: torch.device, finished: RecordLog, progress: Progress | None) -> list[Record]:
+def measure_all(
+    device: torch.device, finished: RecordLog, progress: Progress | None, models: Sequence[str] | None = None,
+    deadline: Deadline | None = None,
+) -> list[Record]:  # fmt: skip
     """Time the steps of all cases and the codecs on one device, with one thread, and return the Records.
 
-    On a GPU products are in TF32, as in the trainings.
+    With ``models``, only their cases are timed, and no codecs. On a GPU products are in TF32, as in the trainings.
     """
-    wanted: list[Case | str] = [*cases(), *(f"ef|{codec}:{bits}" for codec in ("thc", "shared") for bits in BITS)]
+    codecs = () if models else tuple(f"ef|{codec}:{bits}" for codec in ("thc", "shared") for bits in BITS)
+    wanted: list[Case | str] = [*cases(models), *codecs]
     # On a GPU a step is one CUDA graph; earlier Records launched it kernel by kernel.
     launch = ["graph"] if device.type == "cuda" else []
     keys = {json.dumps(["speed", device.type, one, *launch]): one for one in wanted}
@@ -80,6 +94,8 @@ def measure_all(device: torch.device, finished: RecordLog, progress: Progress | 
     with single_thread(), fast_products(device):
         for key, work in keys.items():
             if key not in finished:
+                if deadline is not None:
+                    deadline.check()
                 measured = _step(work, device) if isinstance(work, Case) else _codec(work, device)
                 known = {"key": key, "part": "speed", "device": device.type}
                 kind = STEP_KIND if isinstance(work, Case) else CODEC_KIND

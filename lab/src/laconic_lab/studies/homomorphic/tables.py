@@ -14,6 +14,8 @@ __all__ = ["make_tables"]
 RATES = ((1e9, "1 Gbit/s"), (10e9, "10 Gbit/s"))
 WORKER_COUNTS = (4, 16, 25)
 BEST_WAYS = 1
+ONE_LAUNCH = "°"
+"""Mark of h on a GPU where a step was one launch, of a CUDA graph."""
 
 
 def make_tables(results: Results) -> list[Table]:
@@ -102,7 +104,8 @@ def _steps(results: Results) -> Table:
             rho, _, options = rest.partition(",")
             if case != "lenet5" and where == device and float(rho) in RHOS and " " not in options:
                 row = cells.setdefault((case, f"{name}, {options}" if options else name), {})
-                row.setdefault(float(rho), ["–", "–"])[place] = _number(step["h"])
+                mark = ONE_LAUNCH if step.get("graph") and step["h"] is not None else ""
+                row.setdefault(float(rho), ["–", "–"])[place] = _number(step["h"]) + mark
     rows = [
         (MODEL_NAMES.get(case, case), name, *(" / ".join(row.get(rho, ["–", "–"])) for rho in RHOS))
         for (case, name), row in cells.items()

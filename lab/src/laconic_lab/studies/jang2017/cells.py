@@ -6,12 +6,14 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
+from laconic.plan.background_load import OtherProcesses
 from laconic.plan.calibration import model_times
 from laconic.plan.candidates import Candidate
 from laconic.plan.processes import processes_per_core, run_simultaneously
@@ -22,7 +24,7 @@ from laconic_lab.studies.jang2017 import tasks
 from laconic_lab.studies.trainer import single_thread
 
 __all__ = [
-    "CALM",
+    "BUSY",
     "CODECS",
     "ENOUGH_S",
     "EXPERIMENT",
@@ -53,10 +55,10 @@ LOCAL = "local 8 ef|sign"
 """What DDP is compared with, too: changes of 8 local steps."""
 MODEL = {"30mbit+40ms": "gpt", "300mbit": "resnet", "unshaped": "mlp", "100mbit": "mlp", "1gbit": "vgg11"}
 """Model for each link, so that an exchange takes seconds and not minutes."""
-WARM_UP, LEAST, MOST, ENOUGH_S = 3, 8, 60, 8.0
+WARM_UP, LEAST, MOST, ENOUGH_S = 3, 10, 60, 5.0
 """Exchanges that do not count, the fewest and the most that do, and the seconds that these should take."""
-CALM = 1.5
-"""Load average up to which the machine counts as calm."""
+BUSY = 0.15
+"""Largest share of all cores that other processes may use; a cell with more is no evidence."""
 SUMMED = ("thc:4",)
 UNLIMITED = 1e15
 """Bits per second of a link without a shaper: the machine is slower."""
@@ -133,10 +135,15 @@ def rate_of(model: str) -> str:
     return next(rate for rate, name in MODEL.items() if name == model)
 
 
-def wait_until_calm(calm: float = CALM, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while os.getloadavg()[0] > calm and time.monotonic() < end:
-        time.sleep(2)
+def wait_until_calm(seconds: float = 60.0) -> None:
+    """Wait until other processes leave the machine alone for a second. Their share counts, not the load average, which
+    still has the processes of the cell before.
+    """
+    end, others = time.monotonic() + seconds, OtherProcesses([os.getpid()])
+    while time.monotonic() < end:
+        time.sleep(1)
+        if (others.share() or 0.0) <= BUSY / 2:
+            break
 
 
 _STEPS = """
@@ -162,14 +169,16 @@ print(statistics.median(took), flush=True)
 """
 
 
+@cache
 def step_together(model: str, processes: int, seconds: float = 3.0) -> float:
     """Return the seconds of a step while several processes compute it: their CPU time, as they take turns."""
     times = run_simultaneously(processes, ["-c", _STEPS, model, str(seconds)])
     return statistics.fmean(times) * processes_per_core(processes)
 
 
-def times_of(model: str, codecs: Sequence[str]) -> ModelTimes:
-    """Return the times of a model's step alone and of codecs on its gradients."""
+@cache
+def times_of(model: str, codecs: tuple[str, ...]) -> ModelTimes:
+    """Return the times of a model's step alone and of codecs on its gradients. All engines share one measurement."""
     with single_thread():
         torch.manual_seed(0)
         network, (x, y), _, loss = getattr(tasks, model)()

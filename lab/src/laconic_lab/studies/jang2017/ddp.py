@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -28,31 +29,34 @@ if TYPE_CHECKING:
 __all__ = ["calibrate", "predict", "run"]
 
 LIMIT_S = 300.0
+COUNT = 30
+"""Exchanges of each training of a calibration."""
+WAYS = {"twoshot": "qsgd:4", "sum": "thc:4"}
+"""A codec of each compressed reduction."""
 
 
-def calibrate(model: str, workers: int, codecs: Sequence[str]) -> cells.Calibrated:
+def calibrate(model: str, workers: int, codecs: tuple[str, ...]) -> cells.Calibrated:
     """Time exchanges of almost no values by each reduction, and of all the model's bytes, over unlimited links."""
     from laconic_lab.bench.cluster.processes import LAB, network
 
     load = os.getloadavg()[0]
     times, step_s = cells.times_of(model, codecs), cells.step_together(model, workers)
+    timed = [("few", "none"), (model, "none"), *((name, codec) for codec in WAYS.values() for name in ("pair", "many"))]
     with network(LAB, None, workers) as net:
-        plain, whole = (_exchange_s(net, name, workers, "none") for name in ("few", model))
-        ways = {}
-        for way, codec in (("twoshot", "qsgd:4"), ("sum", "thc:4")):
-            pair, many = (_exchange_s(net, name, workers, codec) for name in ("pair", "many"))
-            ways[way] = (pair, max(0.0, (many - pair) / (tasks.LARGE["many"] - tasks.LARGE["pair"])))
+        measured = list(_train(net, workers, [(name, codec, COUNT) for name, codec in timed]))
+    # The lower quartile: background load only adds time.
+    plain, whole, *small = (
+        max(0.0, one["measured_quartiles_s"][0] - cells.step_together(name, workers, 0.3))
+        for one, (name, _) in zip(measured, timed, strict=True)
+    )
+    ways = {}
+    for way, pair, many in zip(WAYS, small[::2], small[1::2], strict=True):
+        ways[way] = (pair, max(0.0, (many - pair) / (tasks.LARGE["many"] - tasks.LARGE["pair"])))
     calibrated = cells.Calibrated(times, step_s, plain, 0.0, 0.0, load, ways)
     cell = cells.Cell("ddp", workers, cells.rate_of(model), "none")
     known = predict(cell, calibrated, rate=1e15)[1].total_s - step_s
     nbytes = 2 * (workers - 1) / workers * 4 * times.numel
     return replace(calibrated, byte_s=max(0.0, whole - known) / nbytes)
-
-
-def _exchange_s(net: Hosts, name: str, workers: int, codec: str) -> float:
-    """Return a step's seconds without its computation: the lower quartile, as background load only adds time."""
-    faster: float = _steps(net, name, workers, codec)["measured_quartiles_s"][0]
-    return max(0.0, faster - cells.step_together(name, workers, 0.3))
 
 
 def predict(cell: cells.Cell, calibrated: cells.Calibrated, rate: float | None = None) -> tuple[Message, Step]:
@@ -79,37 +83,50 @@ def predict(cell: cells.Cell, calibrated: cells.Calibrated, rate: float | None =
 
 
 def run(wanted: Sequence[tuple[cells.Cell, int]], net: Hosts) -> Iterator[dict[str, Any]]:
-    for cell, count in wanted:
-        yield _steps(net, cell.model, cell.workers, cell.codec, count)
+    return _train(net, wanted[0][0].workers, [(cell.model, cell.codec, count) for cell, count in wanted])
 
 
-def _steps(net: Hosts, name: str, workers: int, codec: str, count: int = 30) -> dict[str, Any]:
-    """Run ranks on the workers' hosts and return their step times; the server's host is not used."""
-    options = {"name": name, "codec": codec, "ranks": workers, "address": "10.77.0.2", "count": count}
-    load = os.getloadavg()[0]
+def _train(net: Hosts, workers: int, trainings: Sequence[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
+    """Run trainings (task, codec, exchanges) one after the other by the same ranks, and yield their step times.
+
+    Ranks are processes on the workers' hosts; the server's host is not used.
+    """
+    options = {"trainings": trainings, "ranks": workers, "address": "10.77.0.2"}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    processes = []
+    processes: list[subprocess.Popen[str]] = []
     try:
         for rank in range(workers):
             program = [sys.executable, "-m", "laconic_lab.studies.jang2017.rank", json.dumps(options | {"rank": rank})]
             processes.append(net.start(1 + rank)(program, stdout=subprocess.PIPE, text=True, env=environment))
         others = OtherProcesses([os.getpid(), *(process.pid for process in processes)])
-        try:
-            out, _ = processes[0].communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise LaconicError(f"the ranks of {name} with {codec} did not end within {LIMIT_S:.0f} s") from None
-        if processes[0].returncode:
-            raise LaconicError(f"a rank ended with exit code {processes[0].returncode}; its messages are above")
-        share = others.share()
+        for name, codec, count in trainings:
+            yield _measure(processes[0], f"{name} with {codec}", count, others)
     finally:
         for process in processes:
             process.kill()
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-    seconds = [json.loads(line)["step_s"] for line in out.splitlines()][cells.WARM_UP :]
-    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+
+
+def _measure(first: subprocess.Popen[str], what: str, count: int, others: OtherProcesses) -> dict[str, Any]:
+    """Read the step times that the first rank prints of one training."""
+    assert first.stdout is not None
+    load, seconds = os.getloadavg()[0], []
+    others.share()
+    limit = threading.Timer(LIMIT_S, first.kill)
+    limit.start()
+    try:
+        for _ in range(count):
+            line = first.stdout.readline()
+            if not line:
+                raise LaconicError(f"the ranks of {what} ended early or did not end within {LIMIT_S:.0f} s")
+            seconds.append(json.loads(line)["step_s"])
+    finally:
+        limit.cancel()
+    low, middle, high = statistics.quantiles(seconds[cells.WARM_UP :], n=4, method="inclusive")
     return {
-        "measured_s": middle, "measured_quartiles_s": [low, high], "exchanges": len(seconds), "measured_push": None,
-        "measured_pull": None, "others": share, "load_average": [load, os.getloadavg()[0]],
+        "measured_s": middle, "measured_quartiles_s": [low, high], "exchanges": count - cells.WARM_UP,
+        "measured_push": None, "measured_pull": None, "others": others.share(),
+        "load_average": [load, os.getloadavg()[0]],
     }  # fmt: skip

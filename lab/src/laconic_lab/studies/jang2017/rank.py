@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,14 +23,26 @@ __all__ = ["main"]
 FEEDBACK = "ef|thc:4"
 
 
-def main(name: str, codec: str, rank: int, ranks: int, address: str, count: int) -> None:
-    """Train for ``count`` exchanges, one of each step or of each interval of local steps."""
+def main(trainings: Sequence[tuple[str, str, int]], rank: int, ranks: int, address: str) -> None:
+    """Train one task after the other: (task, codec, exchanges), one of each step or of each interval of local steps."""
     torch.set_num_threads(1)
     store = f"tcp://{address}:29511"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
+    for name, codec, count in trainings:
+        for seconds in _train(name, codec, count, rank, ranks):
+            if rank == 0:
+                sys.stdout.write(json.dumps({"step_s": seconds}) + "\n")
+                sys.stdout.flush()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _train(name: str, codec: str, count: int, rank: int, ranks: int) -> Iterator[float]:
+    """Yield the seconds of a step, one for each exchange."""
     torch.manual_seed(0)
     model, (images, labels), _, loss = getattr(tasks, name)()
     candidate = Candidate.parse(codec)
+    attachment = None
     if candidate.local:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
         local = collective.LocalSGD(model, optimizer, every=candidate.every, codec=candidate.codec)
@@ -39,7 +51,7 @@ def main(name: str, codec: str, rank: int, ranks: int, address: str, count: int)
     else:
         trained = DistributedDataParallel(model)
         if codec != "none":
-            collective.attach(trained, FEEDBACK if codec == "thc:4" else codec)
+            attachment = collective.attach(trained, FEEDBACK if codec == "thc:4" else codec)
         optimizer = torch.optim.SGD(trained.parameters(), lr=1e-3, momentum=0.9)
         update = optimizer.step
     size = tasks.BATCH[name]
@@ -51,11 +63,9 @@ def main(name: str, codec: str, rank: int, ranks: int, address: str, count: int)
             optimizer.zero_grad(set_to_none=True)
             loss(trained(images[first : first + size]), labels[first : first + size]).backward()
             update()
-        if rank == 0:
-            sys.stdout.write(json.dumps({"step_s": (time.perf_counter() - begin) / candidate.every}) + "\n")
-            sys.stdout.flush()
-    dist.barrier()
-    dist.destroy_process_group()
+        yield (time.perf_counter() - begin) / candidate.every
+    if attachment is not None:
+        attachment.detach()
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from laconic_lab.studies import study
 from laconic_lab.studies.jang2017.runs import RUN, latest
 from laconic_lab.studies.study import Count, Positive
 
-__all__ = ["KERNELS", "LAYERS", "READER", "STEP", "TABLE", "CompressedModel", "Results"]
+__all__ = ["GPU_STEP", "KERNELS", "LAYERS", "READER", "STEP", "TABLE", "CompressedModel", "Results"]
 
 TABLE, STEP, KERNELS = "jang2017.table1", "jang2017.step", "jang2017.kernels"
 READER = "jang2017.reader"
 LAYERS = "bench.layers"
 """Kind of the Records with h and rho of laconic's layers."""
+GPU_STEP = "homomorphic.step"
+"""Kind of the study homomorphic's Records of the same, among them those on a GPU."""
 
 
 _OptionalTableFields = TypedDict("_OptionalTableFields", {  # noqa: UP013
@@ -53,6 +55,12 @@ _LayerFields = TypedDict("_LayerFields", {  # noqa: UP013
 })  # fmt: skip
 
 
+class _GpuStepFields(_LayerFields):
+    """Fields of a step."""
+
+    batch: int
+
+
 @dataclass(frozen=True)
 class CompressedModel:
     """A model with compressed layers, as measured."""
@@ -69,7 +77,7 @@ class Results(study.Results):
 
     schemas: ClassVar[Mapping[str, Any]] = {
         TABLE: _TableFields, STEP: _StepFields, READER: _ReaderFields, KERNELS: _KernelFields, RUN: _RunFields,
-        LAYERS: _LayerFields,
+        LAYERS: _LayerFields, GPU_STEP: _GpuStepFields,
     }  # fmt: skip
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -81,6 +89,15 @@ class Results(study.Results):
             CompressedModel(layer["scheme"], layer["rho"], layer["h"], layer)
             for layer in self.of_kind(LAYERS)
             if layer["case"] == "alexnet" and layer["device"] == "cpu" and layer["h"] is not None
+        ]
+
+    @property
+    def on_gpu(self) -> list[CompressedModel]:
+        """AlexNet with compressed layers on a GPU, a step in one launch."""
+        return [
+            CompressedModel(step["scheme"], step["rho"], step["h"], step)
+            for step in self.of_kind(GPU_STEP)
+            if step["case"] == "alexnet" and step["device"] == "cuda" and step.get("graph") and step["h"] is not None
         ]
 
     @property

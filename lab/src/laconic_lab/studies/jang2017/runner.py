@@ -18,6 +18,7 @@ from laconic.records import Record
 from laconic.train.devices import device_of
 from laconic.train.models import build_model, seeded
 from laconic.train.task import cross_entropy
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.jang2017 import compression, operations, reader, runs
 from laconic_lab.studies.jang2017.results import KERNELS, READER, STEP, TABLE
 from laconic_lab.studies.record_log import RecordLog
@@ -37,6 +38,7 @@ BATCH = {"alexnet": {"cpu": 16, "cuda": 256}, "reader": {"cpu": 16, "cuda": 256}
 def run(
     experiment: str = "table1", *, data: str = "digits", data_dir: Path | None = None, device: str = "auto",
     links: Sequence[str] | None = None, records: Path | None = None, progress: Progress | None = None,
+    deadline: Deadline | None = None,
 ) -> list[Record]:  # fmt: skip
     """Run an experiment and return its Records; what is in the Records already is not measured again.
 
@@ -50,9 +52,12 @@ def run(
         records: Folder in which Records are kept, one file for each experiment.
     """
     check_experiment(experiment, EXPERIMENTS)
+    if deadline is not None:
+        deadline.require(records)
     finished = RecordLog.of_experiment(records, experiment)
     if experiment == runs.EXPERIMENT:
-        return runs.measure_all(runs.all_cells(links=links or runs.RATES), records=finished, progress=progress)
+        wanted = runs.all_cells(links=links or runs.RATES)
+        return runs.measure_all(wanted, records=finished, progress=progress, deadline=deadline)
     where = device_of(device).type
     if experiment == "table1":
         return _table(finished, data, data_dir, progress)

@@ -29,9 +29,10 @@ from laconic.plan.profile import Profile
 from laconic.records import Record, machine
 from laconic.train.run import Config
 from laconic_lab.bench.gpt.settings import link_parts
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.jang2017 import cells, ddp, tasks
 from laconic_lab.studies.jang2017.cells import (
-    CALM,
+    BUSY,
     CODECS,
     ENOUGH_S,
     EXPERIMENT,
@@ -63,12 +64,6 @@ log = logging.getLogger("laconic")
 RUN, CALIBRATION = "jang2017.run", "jang2017.calibration"
 
 REPORT_TIMEOUT_S = 180.0
-BUSY = 0.15
-"""Largest share of all cores that other processes may use; a cell with more is no evidence."""
-
-MOST_LOAD = 3.0
-"""Load average above which a calibration is repeated for cells that are still to be run."""
-
 Report = dict[str, Any]
 
 
@@ -78,22 +73,24 @@ class Engine(NamedTuple):
     Cells that differ only in their codec are run one after the other by the same processes.
     """
 
-    calibrate: Callable[[str, int, Sequence[str]], Calibrated]
+    calibrate: Callable[[str, int, tuple[str, ...]], Calibrated]
     predict: Callable[[Cell, Calibrated], tuple[Message, Step]]
     run: Callable[[Sequence[tuple[Cell, int]], Any], Iterator[dict[str, Any]]]
 
 
 def measure_all(
-    wanted: Sequence[Cell], *, records: RecordLog | None = None, progress: Progress | None = None, calm: float = CALM
-) -> list[Record]:
+    wanted: Sequence[Cell], *, records: RecordLog | None = None, progress: Progress | None = None,
+    deadline: Deadline | None = None,
+) -> list[Record]:  # fmt: skip
     """Run the cells that have no valid Record yet, one at a time, and return the Records of all.
 
-    Cells that were measured under background load, over invalid links or on another machine are run again.
+    Cells that were measured under background load or over invalid links are run again, and after all others those that
+    were measured on another machine. A setting waits up to a minute until other processes leave the machine alone.
 
     Args:
         records: Records of earlier cells.
         progress: Called with the cell, the number of finished cells and their total.
-        calm: A cell waits up to a minute for the load average to fall below this; the load is recorded.
+        deadline: When to end although cells are left.
     """
     from laconic_lab.bench.cluster.processes import LAB, network
 
@@ -101,33 +98,38 @@ def measure_all(
         raise ConfigError("the experiment runs emulates links, which needs root: run it as root")
     finished, done, here = records or RecordLog(None), 0, machine()["cpu"]
 
-    def kept(cell: Cell) -> bool:
+    def known(cell: Cell) -> bool:
         record = finished.records.get(cell.key)
-        if record is None or record.machine.get("cpu") != here:
-            return False
-        return bool(record.values["valid"]) and calm_cell(record.values)
+        return record is not None and bool(record.values["valid"]) and calm_cell(record.values)
 
-    missing = [cell for cell in wanted if not kept(cell)]
+    def kept(cell: Cell) -> bool:
+        return known(cell) and finished.records[cell.key].machine.get("cpu") == here
+
+    missing = sorted((cell for cell in wanted if not kept(cell)), key=known)
     for engine, workers, rate in dict.fromkeys(cell[:3] for cell in missing):
+        if deadline is not None:
+            deadline.check()
         group = [cell for cell in missing if cell[:3] == (engine, workers, rate)]
         calibrated = _calibrated(finished, engine, workers, group[0].model, progress)
         bits_s, delay = link_parts(rate)
         with network(LAB, bits_s, workers, delay) as net:
             links = measured_links(net)
             modelled = {cell: ENGINES[engine].predict(cell, calibrated) for cell in group}
-            wait_until_calm(calm)
+            wait_until_calm()
             counts = [(cell, _exchanges(modelled[cell][1].exchange_s)) for cell in group]
             for cell, measured in zip(group, ENGINES[engine].run(counts, net), strict=True):
                 finished.add(_record(cell, calibrated, *modelled[cell], measured, links))
                 done += 1
                 if progress is not None:
                     progress(str(cell), len(wanted) - len(missing) + done, len(wanted))
+                if deadline is not None and done < len(missing):
+                    deadline.check()
     return [finished.records[cell.key] for cell in wanted]
 
 
 def calm_cell(values: Mapping[str, Any]) -> bool:
-    """Return whether other processes used little of the machine while a cell was measured."""
-    others = values["others"]
+    """Return whether other processes used little of the machine while a cell or a calibration was measured."""
+    others = values.get("others")  # early calibrations have none
     return others is None or float(others) <= BUSY
 
 
@@ -152,14 +154,15 @@ def _record(
 def _calibrated(finished: RecordLog, engine: str, workers: int, model: str, progress: Progress | None) -> Calibrated:
     key = json.dumps([CALIBRATION, engine, workers, model])
     known = finished.records.get(key)
-    if known is None or known.machine.get("cpu") != machine()["cpu"] or known.values["load"] > MOST_LOAD:
+    if known is None or known.machine.get("cpu") != machine()["cpu"] or not calm_cell(known.values):
         if progress is not None:
             progress(f"calibrating {engine}, {workers} workers, {model}", 0, 1)
         wait_until_calm()
         codecs = [*CODECS, *(Cell(engine, workers, "", one).candidate.codec for one in LOCAL_OF.get(engine, ()))]
-        calibrated = ENGINES[engine].calibrate(model, workers, codecs)
+        others = OtherProcesses([os.getpid()])
+        calibrated = ENGINES[engine].calibrate(model, workers, tuple(codecs))
         finished.add(Record(CALIBRATION, {"key": key, "engine": engine, "workers": workers, "model": model,
-                                          **asdict(calibrated)}))  # fmt: skip
+                                          "others": others.share(), **asdict(calibrated)}))  # fmt: skip
     return Calibrated.of(finished.records[key].values)
 
 
@@ -187,7 +190,7 @@ def latest(records: Iterable[Record]) -> Iterator[Record]:
         yield record
 
 
-def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated:
+def _calibrate_ps(model: str, workers: int, codecs: tuple[str, ...]) -> Calibrated:
     """Time exchanges of two slots, of 34 slots, and of all the model's bytes over unlimited links."""
     from laconic_lab.bench.cluster.processes import LAB, network
 

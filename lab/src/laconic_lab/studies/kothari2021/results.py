@@ -169,6 +169,17 @@ class Results(study.Results):
     def rows(self, experiment: str, model: str) -> list[Row]:
         return sorted(self.experiments.get((experiment, model), {}).values(), key=lambda row: method_order(row.name))
 
+    def rows_by_data(self, experiment: str, model: str) -> list[Row]:
+        """Return a row for each setting and data set, of which again most seeds, then the longest count."""
+        rows = []
+        for (part, of_model, _), variants in self._variants.items():
+            if (part, of_model) == (experiment, model):
+                by_data: dict[str, list[Row]] = {}
+                for (data, _), row in variants.items():
+                    by_data.setdefault(data, []).append(row)
+                rows += [max(alike, key=_preference) for alike in by_data.values()]
+        return sorted(rows, key=lambda row: method_order(row.name))
+
     def models(self, experiment: str) -> list[str]:
         return [model for model in MODEL_NAMES if (experiment, model) in self.experiments]
 
@@ -183,7 +194,11 @@ class Results(study.Results):
 
     def baseline(self, row: Row) -> Row | None:
         """Return the runs of method 1 with the data and the length of a row."""
-        variants = self._variants.get(("accuracy", row.values["model"], "1"), {})
+        return self.alike(row, "1")
+
+    def alike(self, row: Row, method: str) -> Row | None:
+        """Return the runs of a method with the model, the data and the length of a row."""
+        variants = self._variants.get(("accuracy", row.values["model"], method), {})
         return variants.get((row.values["data"], row.values["epochs"]))
 
     def less(self, row: Row) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic.train.devices import device_of
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.kothari2021 import experiments, scaling, sizes, times, trainings
 from laconic_lab.studies.kothari2021.framed import FrameStepper, LocalFrameStepper
 from laconic_lab.studies.kothari2021.results import ROUND, RUN
@@ -35,7 +36,7 @@ def run(
     epochs: int | None = None, seeds: Sequence[int] | None = None, data: str | None = None,
     data_dir: Path | None = None, device: str = "auto", lanes: int | None = None, frames: bool | None = None,
     settings: Sequence[Setting] | None = None, timing: times.Plan | None = None, records: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = None, deadline: Deadline | None = None,
 ) -> list[Record]:  # fmt: skip
     """Run an experiment and return its Records; what is in the Records already is not run again.
 
@@ -54,22 +55,25 @@ def run(
         settings: Replaces the settings of the experiment.
         timing: How long the experiment ``times`` measures.
         records: Folder in which Records are kept, one file for each experiment; unfinished runs are in ``partial``.
+        deadline: When to end although work is left, after an epoch or a measurement; needs ``records``.
     """
     check_experiment(experiment, experiments.EXPERIMENTS)
     if epochs is not None and epochs < 1:
         raise ConfigError(f"epochs must be at least 1, got {epochs}")
+    deadline = deadline or Deadline()
+    deadline.require(records)
     where = device_of(device)
     framed = where.type == "cpu" if frames is None else frames
     chosen = list(settings) if settings is not None else experiments.settings_of(experiment, models, methods, data)
     if experiment == times.EXPERIMENT:
         return times.measure_all(
             list(chosen), timing or times.Plan(), epochs=epochs, data_dir=data_dir, progress=progress,
-            records=RecordLog.of_experiment(records, experiment),
+            records=RecordLog.of_experiment(records, experiment), deadline=deadline,
         )  # fmt: skip
     if experiment in trainings.EXPERIMENTS:
         return trainings.train_all(
             list(trainings.cases_of(experiment, methods, data)), epochs=epochs, data_dir=data_dir, progress=progress,
-            records=RecordLog.of_experiment(records, experiment), seeds=seeds or (0,),
+            records=RecordLog.of_experiment(records, experiment), seeds=seeds or (0,), deadline=deadline,
         )  # fmt: skip
     units = [
         Unit(experiment, setting, epochs or EPOCHS.get(setting.model, 10), seed)
@@ -82,14 +86,17 @@ def run(
             model = missing[0].setting.model if missing else ""
             gradients = [sizes.gradients_of(model, 0, worker) for worker in range(2)] if missing else []
             for unit in missing:
+                deadline.check()
                 yield unit, sizes.measure(unit.setting, gradients, rounds=GRADIENTS[experiment])
                 counter.add(unit.epochs)
         elif experiment == "workers":
             for unit in missing:
+                deadline.check()
                 yield unit, scaling.train(unit.setting, unit.seed, unit.epochs, data_dir, counter.add)
         else:
             for batch in batched(missing, lanes or (RUNS_AT_ONCE if where.type == "cuda" else 1)):
-                yield from train(batch, where, data_dir, partial(make_stepper, frames=framed), records, counter.add)
+                make = partial(make_stepper, frames=framed)
+                yield from train(batch, where, data_dir, make, records, counter.add, deadline)
 
     kind = ROUND if experiment in GRADIENTS else RUN
     return run_units(units, RecordLog.of_experiment(records, experiment), kind, where, progress, work)

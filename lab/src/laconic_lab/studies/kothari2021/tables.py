@@ -44,10 +44,11 @@ def _top1(results: Results) -> Table:
                 MODEL_NAMES[model], row.name, PAPER_ACCURACY.get((model, row.name), ""), mean_and_values(row.final),
                 "" if row.name == "1" or not loss else f"{-fmean(loss):+.2f}", f"{fmean(row.best):.2f}",
                 f"{row.bytes_per_iteration / 1e6:.4g}", "" if less is None else f"{less:,.4g}",
+                f"{row.values['data']}, {row.values['epochs']}",
             ))  # fmt: skip
     columns = (
         "model", "method", "paper, %", "top-1 % (by seed)", "points over method 1", "best epoch's %", "MB an iteration",
-        "method 1's bytes over its",
+        "method 1's bytes over its", "data, epochs",
     )  # fmt: skip
     return make_table("Top-1 accuracy", columns, rows)
 
@@ -118,7 +119,8 @@ def _readings(results: Results) -> Table:
     """Return the readings of what the paper leaves open, with the accuracy of the server's and a worker's weights."""
     rows = []
     for model in results.models("readings"):
-        for row in sorted(results.rows("readings", model), key=lambda row: method_order(row.name.split(",")[0])):
+        every = results.rows_by_data("readings", model)
+        for row in sorted(every, key=lambda row: method_order(row.name.split(",")[0])):
             held = [run["worker_accuracy"] for run in row.runs if "worker_accuracy" in run]
             name, second = f"method {row.name}", mean_and_values(held) if held else ""
             rows.append((MODEL_NAMES[model], name, *_accuracy_and_bytes(results, row, second)))
@@ -238,10 +240,13 @@ def _range(values: Sequence[float], digits: int = 0) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _time_rows(results: Results, cells: Callable[[TimedMethod], Sequence[str]]) -> list[tuple[str, ...]]:
+def _time_rows(
+    results: Results, cells: Callable[[TimedMethod], Sequence[str]], *, valid: bool = False
+) -> list[tuple[str, ...]]:
     return [
         (MODEL_NAMES[model], LINK_NAMES[link] + _caveats(timed), method, *cells(timed))
         for (model, link, method), timed in results.times.items()
+        if timed.valid or not valid
     ]
 
 
@@ -256,7 +261,7 @@ def _compute_and_communication(results: Results) -> Table:
         names = ("compute_s", "encode_s", "overlapped_s", "communication_s", "apply_s", "total_s")
         seconds = [*(timed.seconds(name) for name in names), timed.median]
         paper = PAPER_COMMUNICATION_MIN.get((timed.values["model"], timed.values["method"]))
-        minutes = f"{timed.minutes('communication_s'):.1f}"
+        minutes = f"{timed.minutes('communication_s'):.1f}" if timed.valid else ""
         return (
             *(_milliseconds(one) for one in seconds), str(timed.iterations), minutes,
             "" if paper is None else f"{paper:g}",
@@ -264,7 +269,7 @@ def _compute_and_communication(results: Results) -> Table:
 
     columns = (
         "model", "link", "method", "compute, ms an iteration", "encode", "overlapped", "communication", "apply", "all",
-        "all, median", "iterations", "communication, all epochs, min", "paper, min",
+        "all, median", "iterations", "communication, all epochs, extrapolated min", "paper, min",
     )  # fmt: skip
     return make_table("Compute and communication time", columns, _time_rows(results, cells))
 
@@ -276,6 +281,8 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _end_to_end(results: Results) -> Table:
+    """Return the time of a training, extrapolated from iterations over valid links."""
+
     def cells(timed: TimedMethod) -> Sequence[str]:
         model, link, method = (timed.values[name] for name in ("model", "link", "method"))
         first = results.times.get((model, link, "1"))
@@ -287,9 +294,10 @@ def _end_to_end(results: Results) -> Table:
         )  # fmt: skip
 
     columns = (
-        "model", "link", "method", "s an iteration", "epochs", "minutes for all", "paper, min", "times as fast as 1",
+        "model", "link", "method", "s an iteration", "epochs", "minutes for all, extrapolated", "paper, min",
+        "an iteration's time of 1 over its",
     )  # fmt: skip
-    return make_table("End-to-end time", columns, _time_rows(results, cells))
+    return make_table("End-to-end time", columns, _time_rows(results, cells, valid=True))
 
 
 def _swept(results: Results) -> Table:

@@ -24,6 +24,7 @@ from laconic.errors import ConfigError, LaconicError
 from laconic.records import Record
 from laconic.train.data_shards import Shards
 from laconic.train.run import SERVER, Config
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.kothari2021.settings import HYPER, Setting
 from laconic_lab.studies.processes import WorkerReports, measured_links, role_process
 from laconic_lab.studies.record_log import RecordLog
@@ -105,10 +106,12 @@ class Cell(NamedTuple):
 def measure_all(
     settings: Sequence[Setting], plan: Plan, *, epochs: int | None = None, data_dir: Path | None = None,
     records: RecordLog | None = None, seed: int = 0, made_of: str | None = None, progress: Progress | None = None,
+    deadline: Deadline | None = None,
 ) -> list[Record]:  # fmt: skip
     """Time the cells that have no valid Record yet, and return the Records of all.
 
-    On a calm machine, turns that were timed under background load are repeated.
+    On a calm machine, turns that were timed under background load are repeated, and so are turns of fewer than ten
+    exchanges.
 
     Args:
         settings: Methods on models.
@@ -116,6 +119,7 @@ def measure_all(
         records: Records of earlier turns.
         made_of: What links are made of; by default network namespaces as root, otherwise a paced proxy.
         progress: Called with the cell, the number of finished turns and their total.
+        deadline: When to end although cells are left.
     """
     from laconic_lab.bench.cluster.processes import best_network, network
 
@@ -132,7 +136,9 @@ def measure_all(
 
     def kept(cell: Cell) -> bool:
         values = finished.records[cell.key].values if cell.key in finished else None
-        return values is not None and bool(values["valid"]) and not (calm and busy(values))
+        if values is None or not values["valid"] or len(values["exchange_s"]) < LEAST_EXCHANGES:
+            return False
+        return not (calm and busy(values))
 
     missing_of = [[cell for cell in group if not kept(cell)] for group in groups]
     done = len(wanted) - sum(map(len, missing_of))
@@ -144,6 +150,8 @@ def measure_all(
             for cell in missing:
                 if progress is not None:
                     progress(str(cell), done, len(wanted))
+                if deadline is not None:
+                    deadline.check()
                 finished.add(Record(TIME, bench.measure(cell, net) | link_values(net, links), seed=seed))
                 done += 1
     if progress is not None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from laconic.errors import LaconicError
 from laconic.records import Record
 from laconic.train.methods import method_options
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.kothari2021.settings import Setting, setting_of
 from laconic_lab.studies.kothari2021.times import Lengths, link_values, server_port, training_config
 from laconic_lab.studies.processes import measured_links, role_process
@@ -98,7 +99,7 @@ def cases_of(experiment: str, methods: Sequence[str] | None, data: str | None) -
 def train_all(
     cases: Sequence[Case], *, epochs: int | None = None, data_dir: Path | None = None,
     records: RecordLog | None = None, seeds: Sequence[int] = (0,), made_of: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = None, deadline: Deadline | None = None,
 ) -> list[Record]:  # fmt: skip
     """Do the trainings that have no Record over a valid link yet, and return the Records of all.
 
@@ -106,6 +107,7 @@ def train_all(
         epochs: Passes over the images; by default the paper's 20.
         made_of: What links are made of; by default network namespaces as root, otherwise a paced proxy, which cannot
             have one slow link: these trainings are left out.
+        deadline: When to end although trainings are left; one that was begun is finished.
     """
     from laconic_lab.bench.cluster.processes import PACED, best_network, network
 
@@ -121,6 +123,8 @@ def train_all(
         key = case.key(epochs, seed)
         if key in finished and finished.records[key].values["valid"]:
             continue
+        if deadline is not None:
+            deadline.check()
         slow_link, share = SITUATIONS[case.situation]
         config, per_epoch, length = training_config(case.setting, seed, epochs, data_dir, lengths)
         with network(made_of, case.link, config.job.workers, slow=slow_link) as net:

@@ -10,7 +10,7 @@ from laconic_lab.studies.claims import Claim, Evidence, How
 from laconic_lab.studies.intervals import Interval, mean_interval
 from laconic_lab.studies.oland2015.experiments import CEILING, c
 from laconic_lab.studies.oland2015.results import Results, SettingRuns
-from laconic_lab.studies.oland2015.settings import BASELINE
+from laconic_lab.studies.oland2015.settings import BASELINE, EPOCHS
 
 __all__ = ["C5", "C6", "CLAIMS"]
 
@@ -20,7 +20,14 @@ C5, C6 = c(5).spec, c(6).spec
 
 def _evidence(interval: Interval, setting: SettingRuns, how: How = "measured") -> Evidence:
     basis = f"{setting.values['data']}, {interval.runs:,} run{'s' if interval.runs > 1 else ''}"
-    return Evidence(interval, basis, how, setting.sources)
+    return Evidence(interval, basis, how, setting.sources, _differs(setting.values))
+
+
+def _differs(values: Mapping[str, Any]) -> str:
+    """Describe how runs differ from the paper's."""
+    parts = [] if values["data"] == "mnist" else [f"{values['data']}, not mnist"]
+    parts += [] if values["epochs"] == EPOCHS else [f"{values['epochs']} epochs, not {EPOCHS}"]
+    return "; ".join(parts)
 
 
 def _mean(
@@ -147,9 +154,8 @@ def _coding(value: Callable[[Mapping[str, Any]], float]) -> Callable[[Results], 
             return None
         first = results.coding[0]
         basis = f"{first['data']}, {first['epochs']} epochs, {len(results.coding)} runs"
-        differs = "" if first["data"] == "mnist" else f"{first['data']}, not mnist"
         values = mean_interval([value(one) for one in results.coding])
-        return Evidence(values, basis, sources=results.coding, differs=differs)
+        return Evidence(values, basis, sources=results.coding, differs=_differs(first))
 
     return evidence
 

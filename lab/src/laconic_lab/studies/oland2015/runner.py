@@ -14,7 +14,7 @@ from laconic.train.data import Images, load
 from laconic.train.devices import device_of
 from laconic_lab.studies.oland2015 import buckets, coding, experiments
 from laconic_lab.studies.oland2015.results import KIND
-from laconic_lab.studies.oland2015.settings import NUM_WEIGHTS, CommonSettings, Setting
+from laconic_lab.studies.oland2015.settings import EPOCHS, NUM_WEIGHTS, CommonSettings, Setting
 from laconic_lab.studies.oland2015.trials import Unit, train
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.study import check_experiment
@@ -27,8 +27,8 @@ REAL_PACKETS = 8
 
 RUNS = dict.fromkeys(experiments.TRAINED, 8) | {"headline": 1500, "fixed": 50, "grid": 50, "entropy": 50, "coding": 3}
 RUNS_ON_CPU = 2
-EPOCHS, EPOCHS_BY_STEP = 100, 10
-"""Epochs; an exchange after every mini-batch takes a hundred times as long."""
+EPOCHS_BY_STEP = 10
+"""Epochs with an exchange after every mini-batch, which takes a hundred times as long."""
 
 MEMORY_SHARE = 0.6
 FIXED_BYTES = 4 << 30

@@ -7,11 +7,13 @@ from typing import Any
 
 from laconic.errors import ConfigError
 
-__all__ = ["BASELINE", "LAYERS", "NUM_WEIGHTS", "CommonSettings", "Quantizer", "Setting"]
+__all__ = ["BASELINE", "EPOCHS", "LAYERS", "NUM_WEIGHTS", "CommonSettings", "Quantizer", "Setting"]
 
 LAYERS = ((392, 784), (50, 392), (10, 50))
 """Outputs and inputs of each layer."""
 NUM_WEIGHTS = sum(rows * cols for rows, cols in LAYERS)
+EPOCHS = 100
+"""The paper's."""
 
 
 @dataclass(frozen=True)
