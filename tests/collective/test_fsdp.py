@@ -14,7 +14,8 @@ from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 import laconic
 from laconic.collective import differing
@@ -232,10 +233,28 @@ def refused(rank, mesh):
     native.set_all_reduce_hook(print)
     refuses("foreign hook", "already has an all-reduce hook", native, "qsgd:4")
     refuses("ddp argument", "replicate is for modules of FSDP2", nn.Linear(2, 2), "qsgd:4", replicate=mesh)
+    complex_model = nn.Module()
+    complex_model.weight = nn.Parameter(torch.ones(8, 8, dtype=torch.complex64))
+    fully_shard(complex_model, mesh=mesh["shard"])
+    refuses("complex", "'weight' is complex", complex_model, "qsgd:4", replicate=mesh["replicate"])
+    first = FullyShardedDataParallel(nn.Linear(8, 8), device_id=torch.device("cpu"))
+    refuses("FSDP1", "shard with FSDP2", first, "qsgd:4")
+    refuses("several groups", "names several meshes", two_groups(mesh), "qsgd:4")
     with LogCapture() as log:
         laconic.attach(sharded_gpt(mesh["shard"], width=8), "qsgd:4", replicate=mesh["replicate"])
     results["refused nothing compressed"] = log.has("compresses nothing")
     return results
+
+
+def two_groups(mesh):
+    """Return a module whose two parameters are sharded over different meshes, which gives it two parameter groups."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult
+
+    model = nn.Module()
+    model.near, model.far = (nn.Parameter(torch.ones(8, 8)) for _ in range(2))
+    far = ShardPlacementResult(Shard(0), HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0))
+    fully_shard(model, mesh=mesh["shard"], shard_placement_fn=lambda p: far if p is model.far else None)
+    return model
 
 
 def without_replicas(rank, world):

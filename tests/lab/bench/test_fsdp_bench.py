@@ -20,11 +20,13 @@ def test_settings_are_checked_and_give_the_command_line() -> None:
     way = way_of("local 8 ef:0.9|sign outer=mean:1.3 fragments=4 rates=0.7")
     assert (way.every, way.outer, way.fragments, way.rates) == (8, "mean:1.3", 4, 0.7)
     assert way.title.endswith("`ef:0.9|sign`, `mean:1.3`, 4 fragments, learning rates times 0.7")
+    assert way_of("local 8 ef|sign optimizer=adamw").title == "AdamW, LocalSGD every 8, `ef|sign`"
     for match, wrong in (
         ("--ways must be of 'hsdp'", {"ways": ("ddp",)}),
         ("outer must be one of", {"ways": ("local 8 ef|sign outer=sum",)}),
         ("--ways must be of 'hsdp'", {"ways": ("local 8 ef|sign rates=fast",)}),
         ("--ways must be of 'hsdp'", {"ways": ("local 8 ef|sign overlap=2",)}),
+        ("--ways must be of 'hsdp'", {"ways": ("local 8 ef|sign optimizer=sgd",)}),
         ("--ways must be of 'hsdp'", {"ways": ("local 0 ef|sign",)}),
         ("--nodes must be at least 2, got 1", {"nodes": 1}),
         ("a rate is a number", {"links": ("fast",)}),

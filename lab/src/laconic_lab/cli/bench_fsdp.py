@@ -25,8 +25,8 @@ def fsdp(
     ways: Annotated[
         str | None,
         option(
-            "Of 'hsdp', 'laconic SPEC', both with ' muon' behind it, 'local STEPS SPEC', with outer=, fragments= and "
-            "rates= behind it; hsdp is always included.",
+            "Of 'hsdp', 'laconic SPEC', both with ' muon' behind it, 'local STEPS SPEC', with optimizer=adamw, outer=, "
+            "fragments= and rates= behind it; hsdp is always included.",
             "hsdp,laconic ef|qsgd:4,laconic ef|thc:4,local 20 ef|sign", metavar="W,W,…",
         ),
     ] = None,

@@ -53,7 +53,8 @@ class Way:
 def way_of(name: str) -> Way:
     """Return the way of a name: ``hsdp`` or ``laconic SPEC``, with ``muon`` behind it or not, or ``local STEPS SPEC``.
 
-    Behind the last one there may be ``outer=…``, ``fragments=…`` and ``rates=…``.
+    Behind the last one, which trains by Muon, there may be ``optimizer=adamw``, ``outer=…``, ``fragments=…`` and
+    ``rates=…``.
 
     >>> way_of("local 20 ef|sign").title
     'Muon, LocalSGD every 20, `ef|sign`'
@@ -74,11 +75,13 @@ def way_of(name: str) -> Way:
         outer = choose_outer(options.pop("outer", "mean"), [words[2]])
         with suppress(ValueError):
             fragments, rates = int(options.pop("fragments", 1)), float(options.pop("rates", 1.0))
-            if not options and fragments >= 1 and 0 < rates < math.inf:
-                return Way(name, "muon", words[2], int(words[1]), str(outer), fragments, rates)
+            optimizer = options.pop("optimizer", "muon")
+            if not options and fragments >= 1 and 0 < rates < math.inf and optimizer in ("adamw", "muon"):
+                return Way(name, optimizer, words[2], int(words[1]), str(outer), fragments, rates)
     raise ConfigError(
         f"--ways must be of 'hsdp', 'hsdp muon', 'laconic SPEC', 'laconic SPEC muon' and 'local STEPS SPEC', such as "
-        f"'local 20 ef|sign', with or without outer=mean:1.3, fragments=4 and rates=0.7 behind it, got {name!r}"
+        f"'local 20 ef|sign', with or without optimizer=adamw, outer=mean:1.3, fragments=4 and rates=0.7 behind it, "
+        f"got {name!r}"
     )
 
 
