@@ -19,7 +19,7 @@ from laconic_lab.studies.trainer import Progress
 __all__ = ["CODECS", "KIND", "LINKS", "MODELS", "time_steps"]
 
 KIND = "pipeline.time"
-CODECS = ("none", "bf16", "qsgd:8", "thc:4", "qsgd:4")
+CODECS = ("none", "bf16", "qsgd:8", "thc:4", "qsgd:4", "klt:4")
 LINKS = ("100mbit",)
 STAGES = (2, 4)
 STEPS = 5
