@@ -261,3 +261,25 @@ def test_import_loads_neither_grpc_nor_cryptography() -> None:
     code = "import sys, laconic.cluster.security; print({'grpc', 'cryptography'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["ca.pem", "server.pem", "worker-1.pem", "worker-1.key"])
+@pytest.mark.parametrize("kind", ["fifo", "zero", "long"])
+def test_file_that_never_ends_is_reported_in_one_line(copy: Path, name: str, kind: str) -> None:
+    path = copy / name
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "zero":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_bytes(b"x" * (security.MAX_FILE + 1))
+    expected = "must have at most 1024 KiB" if kind == "long" else "not a regular file"
+    if name == "ca.pem":
+        with pytest.raises(FileError, match=expected) as error:
+            security.list_certificates(copy)
+        check_one_line(error, name)
+    else:
+        faults = {certificate.file: certificate.fault for certificate in security.list_certificates(copy)}
+        assert expected in str(faults[name.replace(".key", ".pem")])

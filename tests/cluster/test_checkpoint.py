@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from laconic import counters
 from laconic.cluster import checkpoint
 from laconic.cluster.checkpoint import load, load_latest, save
 from laconic.errors import ConfigError, FileError, InputError
@@ -304,3 +305,36 @@ def test_link_named_like_a_checkpoint_does_not_stop_saving(tmp_path: Path, targe
         save(tmp_path, step, tensors(step), {"step": step}, keep=2)
     assert is_of(load_latest(tmp_path), 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000002-step-2", "00000003-step-3", "latest"]
+
+
+def test_folder_with_a_huge_number_is_ignored_and_counted(tmp_path: Path) -> None:
+    put(tmp_path, 4)
+    for name in ("9" * 240 + "-step-0", "00000009-step-" + "9" * 200):
+        (tmp_path / name).mkdir()
+    before = counters.counts().get("huge checkpoint numbers", 0)
+    assert put(tmp_path, 8).name == "00000002-step-8" and is_of(load_latest(tmp_path), 8)
+    assert checkpoint.Folder(tmp_path).versions() == [4, 8]
+    assert counters.counts()["huge checkpoint numbers"] > before
+    (tmp_path / f"{checkpoint._MAX_NUMBER}-step-0").mkdir()
+    with pytest.raises(FileError, match="has a checkpoint with the largest possible number") as error:
+        put(tmp_path, 12)
+    check_one_line(error, "remove it")
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_run_that_is_stopped_again_and_again_keeps_its_regular_checkpoints(tmp_path: Path, keep: int) -> None:
+    folder = checkpoint.Folder(tmp_path, keep=keep)
+
+    def save_at_stop(step: int) -> None:
+        folder.save_at_stop(step, tensors(step), {"step": step})
+
+    for step in (0, 20, 40, 60):
+        folder.save(step, tensors(step), {"step": step})
+    regular = [20, 40, 60][-keep:]
+    save_at_stop(60)  # nothing has happened since
+    assert folder.versions() == regular
+    for step in range(61, 70):
+        save_at_stop(step)
+        assert folder.versions() == [*regular, step] and is_of(load_latest(tmp_path), step)
+    folder.save(80, tensors(80), {"step": 80})
+    assert folder.versions() == [20, 40, 60, 80][-keep:] and is_of(load_latest(tmp_path), 80)

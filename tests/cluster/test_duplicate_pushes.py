@@ -16,6 +16,7 @@ import torch
 from grpc_peers import Peer, begin, client_of, exchange, head_of, serving
 from helpers import ONES, Events, small_core
 
+from laconic.cluster import calls
 from laconic.cluster.protocol import NOTHING_LEFT
 from laconic.frames import encode
 from laconic_lab.faults.invariants import all_work_once, applied_once
@@ -31,7 +32,10 @@ def one_hot(worker: int, sequence: int) -> bytes:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_repeated_and_foreign_pushes_change_nothing(mode: str, peers: Callable[..., Peer]) -> None:
+def test_repeated_and_foreign_pushes_change_nothing(
+    mode: str, peers: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "REPEATS", 1_000_000)  # the server's pace would make this test last minutes
     events: Events = []
     core = small_core(events, slots={"w": 2 * ROUNDS}, mode=mode, exchanges=ROUNDS)
     refusals: set[str] = set()

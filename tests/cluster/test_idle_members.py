@@ -22,6 +22,7 @@ from laconic.cluster.core import Core
 from laconic.cluster.protocol import GRPC_OPTIONS, RPC_PATHS, frame_messages, json_message
 from laconic.cluster.rejoin import Offer
 from laconic.cluster.server import Server
+from laconic.cluster.weight_uploads import digest_frames
 from laconic.errors import LaconicError
 from laconic.frames import encode
 from waiting import eventually
@@ -290,3 +291,73 @@ def test_worker_that_computes_longer_than_a_message_may_take_is_not_cancelled(
         assert client.exchange(sequence, slowly(), lambda: 0.0).sequence == 1 and client.retries == 0
         client.close()
     assert not [e for e in events if e["event"] == "lost"]
+
+
+def made_while_repeating(server: Any, channel: Any, name: str, *messages: bytes, seconds: float = 2.0) -> int:
+    """Make the same call again and again; return how many of these calls ended."""
+    call, ended = channel.stream_stream(RPC_PATHS[name]), 0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(grpc.RpcError):
+            list(call(iter(messages), timeout=TIMEOUT))
+        ended += 1
+    return ended
+
+
+@pytest.mark.parametrize("kind", ["digests", "Agree", "wrong sequence", "aborted"])
+def test_call_without_pace_is_paced_when_it_is_repeated(kind: str, bad_member: Any) -> None:
+    sums = kind in ("digests", "Agree")
+    x = torch.zeros(70, 90)
+    core = core_of(sum_job() if sums else job_of(mode="async"), {"w": x})
+    with serving(core) as server:
+        client_of(server, 0).hello()
+        begin(client_of(server, 1, incarnation=0)) if not sums else client_of(server, 1).hello()
+        head = head_of(1)
+        digests = [m for slot, frame in enumerate(digest_frames([x])) for m in frame_messages(slot, frame)]
+        name, *messages = {
+            "digests": ("Deposit", json_message(head | {"version": 0, "digests": 1}), *digests, json_message({})),
+            "Agree": ("Agree", json_message(head), json_message({})),
+            "wrong sequence": ("Exchange", json_message(head | {"sequence": 7})),
+            "aborted": ("Exchange", json_message(head)),
+        }[kind]
+        made = made_while_repeating(server, bad_member.new_channel(server), name, *messages)
+        assert made <= calls_module.REPEATS + 4 * calls_module.REPEATS_PER_SECOND
+        assert made >= calls_module.REPEATS - 5
+
+
+@pytest.mark.parametrize("name", ["Exchange", "Deposit"])
+def test_second_json_message_ends_the_call(name: str, peers: Any) -> None:
+    x = torch.zeros(70, 90)
+    core = core_of(sum_job() if name == "Deposit" else job_of(mode="async"), {"w": x})
+    with serving(core) as server:
+        client = client_of(server, 0)
+        client.hello() if name == "Deposit" else begin(client)
+        last = json_message({"score": 0.0})
+        error = peers(server.port).call(name, json_message(head_of(0) | {"version": 0}), *[last] * 50)
+        assert error is not None and error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "got another message behind it" in (error.details() or "")
+
+
+def test_snapshots_of_a_worker_take_a_share_of_the_time_whatever_the_model(
+    bad_member: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "COSTLY_SECONDS", 0.1)
+    core = core_of(job_of(mode="async"), {"w": torch.zeros(4)})
+    spent: list[float] = []
+    snapshot = core.snapshot
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        began = time.thread_time()
+        while time.thread_time() < began + 0.08:  # as for a model of 64 MiB
+            pass
+        spent.append(time.thread_time() - began)
+        return snapshot(*args, **options)
+
+    monkeypatch.setattr(core, "snapshot", slowly)
+    with serving(core) as server:
+        begin(client_of(server, 1, incarnation=0))
+        seconds = 4.0
+        made_while_repeating(
+            server, bad_member.new_channel(server), "Snapshot", json_message(head_of(1)), seconds=seconds
+        )
+        assert len(spent) >= 2 and sum(spent) < 0.1 + 0.08 + 2 * calls_module.COSTLY_SHARE * seconds

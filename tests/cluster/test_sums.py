@@ -25,7 +25,7 @@ from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.job import Job
 from laconic.cluster.replies import Reply
 from laconic.codecs import Chain
-from laconic.errors import ConfigError, FrameError, NonFiniteError
+from laconic.errors import ConfigError, FrameError, LaconicError, NonFiniteError
 from laconic.optim import Schedule
 from laconic.packet import Packet, TensorSpec
 from laconic.train import Shards, build_task
@@ -316,3 +316,29 @@ def test_bytes_are_as_predicted() -> None:
         assert predicted < counted < 1.02 * predicted + exchanges * slots * 400
     upload = workers[0].bytes_sent - workers[1].bytes_sent  # weights and momentum, once
     assert 8 * values < upload < 8 * values + 200 * slots
+
+
+HOSTILE_SCALES = {
+    "another dtype": torch.tensor(1), "negative": torch.full((7,), -1, dtype=torch.int32),
+    "floats": torch.ones(7, dtype=torch.float64), "too few": torch.zeros(6, dtype=torch.int32),
+    "infinite": torch.full((7,), 0x7F800000, dtype=torch.int32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", [*HOSTILE_SCALES, "channel", "clocks"])
+def test_hostile_checkpoint_is_refused_and_changes_nothing(part: str) -> None:
+    job = SumJob(sum_job())
+    job.round(0)
+    tensors, meta = job.core.state()
+    assert tensors["scales/w"].shape == (7,)
+    hostile: dict[str, Any] = tensors | {"parameter/b": torch.ones(90), "parameter/w": torch.ones(70, 90)}
+    changed = meta
+    if part == "clocks":
+        changed = meta | {"clocks": ["x", None]}
+    else:
+        hostile |= {"scales/w": HOSTILE_SCALES[part]} if part in HOSTILE_SCALES else {"channel/w": torch.ones(3)}
+    with pytest.raises((LaconicError, ValueError)):
+        job.core.load(hostile, changed)
+    assert all(torch.equal(x, tensors[name]) for name, x in job.core.state()[0].items())
+    assert job.core.version == 1 and job.core.state()[1] == meta
+    job.core.load(tensors, meta)

@@ -33,6 +33,10 @@ REPEATS, REPEATS_PER_SECOND = 20, 5.0
 """Calls that a worker makes after a fault only: so many at once, then so many a second. Further ones wait."""
 LONGEST_PACE = 2.0
 """Seconds that such a call waits at most. A worker's next call ends it before, so that few of them get through."""
+COSTLY_SHARE, COSTLY_SECONDS = 0.1, 1.0
+"""Share of a processor that one worker's snapshots and repeated pushes may take, and the seconds of it at once."""
+LONGEST_COSTLY_PACE = 30.0
+"""Seconds that such a call waits at most for the time that earlier ones took."""
 END_DELAY = 1.0
 """Seconds after which a superseded call is cancelled; until then it may get an answer that says why it ends."""
 
@@ -116,6 +120,8 @@ class Calls:
         self._named: dict[int, list[Call]] = {worker: [] for worker in range(workers)}
         self._repeats = {worker: (float(REPEATS), 0.0) for worker in range(workers)}
         """How many more repeated calls a worker may make now, and when that was counted."""
+        self._paid_at = dict.fromkeys(range(workers), 0.0)
+        """When the processor time of each worker's costly calls will be within its share."""
         self._lock = threading.Lock()
 
     @contextmanager
@@ -166,23 +172,54 @@ class Calls:
             )
             other.supersede(0)
 
-    def pace(self, call: Call, worker: int) -> None:
+    def pace(self, call: Call, worker: int, cost: float = 1.0) -> None:
         """Count a call that costs the server work without a push; one too many waits.
 
         Otherwise a worker that asks for the weights again and again would keep the server from the others' pushes.
+
+        Args:
+            cost: As how many calls it counts.
         """
         if worker not in self._repeats:
             return  # refused later, with a message
-        with self._lock:
-            left, at = self._repeats[worker]
-            now = time.monotonic()
-            left = min(float(REPEATS), left + (now - at) * REPEATS_PER_SECOND) - 1
-            self._repeats[worker] = max(left, -LONGEST_PACE * REPEATS_PER_SECOND), now
+        left = self.charge(worker, cost)
         if left < 0:
             counters.count(
                 "paced calls", 1, f"worker {worker} repeats calls more often than {REPEATS_PER_SECOND:g} times a second"
             )
             call.pause(min(LONGEST_PACE, -left / REPEATS_PER_SECOND))
+
+    def charge(self, worker: int, cost: float = 1.0) -> float:
+        """Count a call without a wait; return how many more the worker may make now."""
+        with self._lock:
+            left, at = self._repeats[worker]
+            now = time.monotonic()
+            left = min(float(REPEATS), left + (now - at) * REPEATS_PER_SECOND) - cost
+            self._repeats[worker] = max(left, -LONGEST_PACE * REPEATS_PER_SECOND), now
+        return left
+
+    @contextmanager
+    def costly(self, call: Call, worker: int) -> Iterator[None]:
+        """Pace a call for which the server may encode a whole model: also by the processor time that earlier ones took.
+
+        The time within this context is counted, without that in which it waits.
+        """
+        self.pace(call, worker)
+        with self._lock:
+            ahead = self._paid_at[worker] - time.monotonic() - COSTLY_SECONDS / COSTLY_SHARE
+        if ahead > 0:
+            counters.count(
+                "paced calls", 1, f"worker {worker} takes more than {COSTLY_SHARE:.0%} of a processor by snapshots "
+                "and repeated pushes"
+            )  # fmt: skip
+            call.pause(min(LONGEST_COSTLY_PACE, ahead))
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            spent = time.thread_time() - began
+            with self._lock:
+                self._paid_at[worker] = max(self._paid_at[worker], time.monotonic()) + spent / COSTLY_SHARE
 
     def in_progress(self) -> list[Call]:
         with self._lock:

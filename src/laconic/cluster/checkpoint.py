@@ -30,6 +30,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from laconic import counters
 from laconic.errors import ConfigError, FileError, InputError
 from laconic.fsync import os_error_as_file_error, sync_folder
 
@@ -43,6 +44,8 @@ _FORMAT = "laconic checkpoint"
 _TENSORS, _MANIFEST, _LATEST = "tensors.safetensors", "manifest.json", "latest"
 _MAX_MANIFEST = 1 << 26
 _NAME = re.compile(r"[0-9]{8,}-step-[0-9]+")
+_MAX_NUMBER = 10**15
+"""The largest number and step of a checkpoint; folders with larger ones are not ours."""
 _PARTIAL = re.compile(rf"\.({_LATEST}|{_NAME.pattern})\.partial")
 _DTYPES: Mapping[torch.dtype, str] = {
     torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -66,8 +69,9 @@ class Checkpoint:
 
 
 def save(
-    folder: str | os.PathLike[str], step: int, tensors: Mapping[str, Tensor], meta: dict[str, Any], *, keep: int = 3
-) -> Path:
+    folder: str | os.PathLike[str], step: int, tensors: Mapping[str, Tensor], meta: dict[str, Any], *, keep: int = 3,
+    at_stop: bool = False,
+) -> Path:  # fmt: skip
     """Write a checkpoint and return its folder; once this returns, it survives a crash and a power cut.
 
     An error such as a full disk raises ``FileError`` and leaves the folder unchanged.
@@ -78,6 +82,8 @@ def save(
         tensors: Tensors by name; they must not change meanwhile.
         meta: Plain JSON: strings as keys, lists, no tuples, finite numbers.
         keep: How many of the newest checkpoints remain.
+        at_stop: This one is saved because the run stops. The next one takes its place, not that of a regular one, so
+            that a run that is resumed and stopped again and again keeps its regular checkpoints.
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ConfigError(f"step must be an integer of at least 0, got {step!r}")
@@ -90,9 +96,11 @@ def save(
         _make_folder(folder)
         _remove_partials(folder)  # left by a process that was killed
         number = max(map(_number, _complete(folder)), default=0) + 1
+        if number > _MAX_NUMBER:
+            raise FileError(f"{folder} has a checkpoint with the largest possible number, {_MAX_NUMBER}: remove it")
         path = folder / f"{number:08d}-step-{step}"
         try:
-            _write(folder, path, header, step, tensors, meta)
+            _write(folder, path, header, step, tensors, meta, at_stop=at_stop)
         except BaseException:
             with contextlib.suppress(OSError):  # the first error is the one to report
                 _remove_partials(folder)
@@ -110,8 +118,9 @@ def save(
 
 
 def _write(
-    folder: Path, path: Path, header: bytes, step: int, tensors: Mapping[str, Tensor], meta: dict[str, Any]
-) -> None:
+    folder: Path, path: Path, header: bytes, step: int, tensors: Mapping[str, Tensor], meta: dict[str, Any], *,
+    at_stop: bool,
+) -> None:  # fmt: skip
     # All data is written before the first rename: a full disk cannot interrupt the renames.
     partial, latest = folder / f".{path.name}.partial", folder / f".{_LATEST}.partial"
     partial.mkdir()
@@ -119,6 +128,8 @@ def _write(
         entry = _write_tensors(out, header, tensors)
     _check_readable(partial / _TENSORS)
     body = {"format": _FORMAT, "version": VERSION, "step": step, "files": {_TENSORS: entry}, "meta": meta}
+    if at_stop:
+        body["at_stop"] = True
     manifest = _dump(body | {"sha256": _sha256(_dump(body))})
     if len(manifest) > _MAX_MANIFEST:
         raise InputError(
@@ -202,9 +213,20 @@ def _make_folder(folder: Path) -> None:
 
 def _remove_old(folder: Path, keep: int) -> None:
     """Remove all but the newest. They are renamed first, so that none looks complete while it is being deleted."""
-    for path in _complete(folder)[:-keep]:
+    *earlier, newest = _complete(folder)
+    regular = [path for path in earlier if not _is_at_stop(path)]
+    count = keep if _is_at_stop(newest) else keep - 1
+    for path in set(earlier) - set(regular[max(0, len(regular) - count) :]):
         path.rename(folder / f".{path.name}.partial")
     _remove_partials(folder)
+
+
+def _is_at_stop(path: Path) -> bool:
+    """Whether a checkpoint was saved because the run stopped; a damaged one counts as regular."""
+    try:
+        return _read_manifest(path).get("at_stop") is True
+    except (FileError, OSError):
+        return False
 
 
 def _remove_partials(folder: Path) -> None:
@@ -240,6 +262,12 @@ class Folder:
 
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
         save(self.path, step, tensors, meta, keep=self._keep)
+
+    def save_at_stop(self, step: int, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
+        """Save a checkpoint because the run stops, unless the newest one has this step; see ``save``."""
+        paths = _complete(self.path) if self.path.is_dir() else []
+        if not paths or _step(paths[-1]) != step:
+            save(self.path, step, tensors, meta, keep=self._keep, at_stop=True)
 
     def versions(self) -> list[int]:
         """Return the steps of all complete checkpoints; their content is not checked."""
@@ -383,7 +411,11 @@ def _verify(file: Path, entry: dict[str, Any]) -> None:
 
 def _complete(folder: Path) -> list[Path]:
     """Return the complete checkpoints, the newest last."""
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_number)
+    paths = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    usable = [path for path in paths if max(_number(path), _step(path)) <= _MAX_NUMBER]
+    if len(usable) < len(paths):
+        counters.count("huge checkpoint numbers", 1, f"{folder} has folders with numbers that no checkpoint has")
+    return sorted(usable, key=_number)
 
 
 def _number(path: Path) -> int:

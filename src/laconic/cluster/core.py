@@ -330,11 +330,16 @@ class Core:
         if meta.get("fingerprint") != self.slots.fingerprint:
             raise RefusedError("model", "the checkpoint is of another model: resume with the same --model or script")
         with self._shared.changed:
-            self._weights.load(tensors, meta)
-            self._mode.load_queue(meta["tickets"])
-            for session, clock in zip(self._members.sessions, meta["clocks"], strict=True):
-                session.clock, session.reply = int(clock), None
-            self._members.restore_incarnations(meta["incarnations"])
+            sessions = self._members.sessions
+            clocks, incarnations = ([int(x) for x in meta[name]] for name in ("clocks", "incarnations"))
+            if not len(clocks) == len(incarnations) == len(sessions):
+                raise ValueError(f"it is of a job with {len(clocks)} workers, not {len(sessions)}")
+            queue = {"next": int(meta["tickets"]["next"]), "open": [int(x) for x in meta["tickets"]["open"]]}
+            self._weights.load(tensors, meta)  # everything else has been read: nothing is half loaded
+            self._mode.load_queue(queue)
+            for session, clock in zip(sessions, clocks, strict=True):
+                session.clock, session.reply = clock, None
+            self._members.restore_incarnations(incarnations)
 
     # ---------------------------------------------------------------------------------------------------- exchange
 
@@ -409,13 +414,19 @@ class Core:
         with self._shared.changed:
             self.settle()
             self._members.session(worker, incarnation)
-            uploads.store(worker, version, tensors)
+            uploads.store(worker, version, tensors, final=self._over)
 
     def compare_weights(self, worker: int, incarnation: int, version: int, digests: Sequence[Frame]) -> None:
         """Compare the weights that a worker holds with those that were uploaded, or will be; differences are logged."""
+        uploads = self._sum_rounds().uploads
+        hashes = uploads.read_digests(digests)
         with self._shared.changed:
             self._members.session(worker, incarnation)
-            self._sum_rounds().uploads.compare(worker, version, digests)
+            uploads.compare(worker, version, hashes)
+
+    def repeats_upload(self, worker: int, version: int) -> bool:
+        """Whether a worker has uploaded or announced weights of this version or a later one before."""
+        return not self._sum_rounds().uploads.is_first(worker, version)
 
     def _sum_rounds(self) -> SumRounds:
         if not isinstance(self._mode, SumRounds):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from laconic import counters
 from laconic.cluster.replies import RefusedError
-from laconic.cluster.security import AuthContext, list_certificates
+from laconic.cluster.security import AuthContext, list_certificates, read_file
 from laconic.errors import ConfigError, FileError, FrameError
 from laconic.fsync import os_error_as_file_error
 from laconic.json_files import read_regular_text
@@ -125,12 +125,12 @@ def deny(folder: Path, members: Sequence[str]) -> list[str]:
     path, lines = folder / DENIED_FILE, dict[str, str]()
     before = DenyList(path)
     for member in dict.fromkeys(members):
-        digits = fingerprint((folder / f"{member}.pem").read_bytes())
+        digits = fingerprint(read_file(folder, f"{member}.pem"))
         if digits not in before.denied:
             lines[member] = f"{digits} {member}\n"
     partial = path.with_name(path.name + ".partial")
     with os_error_as_file_error(f"write {path}"):
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = read_regular_text(path) if path.exists() else ""
         partial.write_text(text + ("" if text.endswith("\n") or not text else "\n") + "".join(lines.values()))
         partial.replace(path)  # a running server reads all of it or nothing new
     return list(lines)

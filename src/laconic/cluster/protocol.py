@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from laconic import counters
 from laconic.errors import FrameError
 
 __all__ = [
@@ -37,6 +38,8 @@ Frame = bytes | memoryview
 
 MAX_JSON = 1 << 16
 MAX_INTEGER = 1 << 62
+MAX_STAT = 1 << 53
+"""The largest number that a worker may report about itself, but for its loss."""
 NOTHING_LEFT = -1
 """The ticket in a reply to a worker for which there is no work left."""
 WORKER_STATS = (
@@ -123,11 +126,27 @@ def read_finite(values: dict[str, Any], name: str) -> float:
 
 
 def read_worker_stats(values: dict[str, Any]) -> dict[str, float]:
-    """Return the ``WORKER_STATS`` that a message carries under ``told``; other names are ignored."""
+    """Return the ``WORKER_STATS`` that a message carries under ``told``; other names are ignored.
+
+    A value that is none is dropped and counted: it must hide nothing else from ``laconic watch``.
+    """
     stats = values.get("told", {})
     if not isinstance(stats, dict):
         raise FrameError(f"'told' must be an object of numbers, got {shorten(stats)}")
-    return {name: read_finite(stats, name) for name in WORKER_STATS if name in stats}
+    usable = {}
+    for name in WORKER_STATS:
+        if name not in stats:
+            continue
+        value = stats[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and (abs(value) < 1e300 if name == "loss" else 0 <= value < MAX_STAT):
+            usable[name] = float(value)
+        else:
+            counters.count(
+                "worker statistics", 1, f"a worker reports {name!r} as {shorten(value)}, which is ignored: expected a "
+                "finite number, from 0 unless it is a loss"
+            )  # fmt: skip
+    return usable
 
 
 def shorten(value: object) -> str:

@@ -21,19 +21,22 @@ from urllib.parse import unquote
 
 from laconic import counters
 from laconic.errors import ConfigError, FileError, FrameError
+from laconic.json_files import open_regular
 
 if TYPE_CHECKING:
     from cryptography import x509
 
 __all__ = [
     "Certificate", "Credentials", "Identity", "channel_credentials", "is_loopback", "list_certificates", "load_server",
-    "load_worker", "peer_identity", "require_tls", "require_worker", "server_credentials",
+    "load_worker", "peer_identity", "read_file", "require_tls", "require_worker", "server_credentials",
 ]  # fmt: skip
 
 AuthContext = Mapping[str, Iterable[bytes]]
 """The type of gRPC's ``context.auth_context()``."""
 
 CA_FILE = "ca.pem"
+MAX_FILE = 1 << 20
+"""The most bytes of a certificate or a key; ours have about a thousand."""
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 _URI = re.compile(rf"laconic://(?P<job>{JOB_NAME.pattern})/(?:server|worker-(?P<worker>0|[1-9][0-9]{{0,8}}))")
 
@@ -96,7 +99,7 @@ def list_certificates(folder: str | os.PathLike[str]) -> tuple[Certificate, ...]
     """Return all certificates of a job's folder except the CA's, the server's first, with their faults."""
     require_module("cryptography")
     folder = Path(folder)
-    _read(folder, CA_FILE)
+    read_file(folder, CA_FILE)
     names = [path.stem for path in folder.glob("*.pem") if path.name != CA_FILE]
     names.sort(key=lambda name: (name != "server", len(name), name))  # by length: worker-10 comes after worker-9
     return tuple(_describe(folder, name) for name in names)
@@ -130,15 +133,17 @@ def _load(folder: Path, name: str) -> Credentials:
         raise FileError(f"{path}: {error}") from None
     if identity.name != name:
         raise FileError(f"{path} must be the certificate of {name}, it is that of {identity.name}")
-    key = _read(folder, f"{name}.key")
+    key = read_file(folder, f"{name}.key")
     _check_key(key, certificate, folder / f"{name}.key")
     return Credentials(identity, certificate.not_valid_after_utc, ca_pem, pem, key)
 
 
-def _read(folder: Path, name: str) -> bytes:
+def read_file(folder: Path, name: str) -> bytes:
+    """Return the bytes of a certificate or a key; ``FileError`` if it is missing, no regular file or too long."""
     path = folder / name
     try:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            data = file.read(MAX_FILE + 1)
     except FileNotFoundError:
         if not folder.is_dir():
             raise FileError(f"no such folder: {folder}: make one with `laconic certs new`") from None
@@ -148,10 +153,13 @@ def _read(folder: Path, name: str) -> bytes:
         ) from None
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    if len(data) > MAX_FILE:
+        raise FileError(f"{path} must have at most {MAX_FILE >> 10} KiB: it is no certificate and no key")
+    return data
 
 
 def _certificate(folder: Path, name: str) -> tuple[bytes, x509.Certificate]:
-    pem = _read(folder, name)
+    pem = read_file(folder, name)
     try:
         return pem, _parse(pem)
     except FrameError:

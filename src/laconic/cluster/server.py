@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
@@ -74,6 +75,7 @@ MAX_CALL_SECONDS = 600.0
 DEADLINE_MARGIN = 1.0
 """Seconds before a call's deadline at which the server answers what it waits for, instead of nothing."""
 MAX_VERSIONS = 1024
+_AFTER_THE_LAST = "a call ends with one JSON message, got another message behind it"
 WATCH_INTERVAL = 0.5
 """Seconds between two checks of the calls' deadlines."""
 TRIM_INTERVAL = 5.0
@@ -183,16 +185,19 @@ class Server:
 
     def snapshot(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
         worker, incarnation, _ = self._admit(messages, call)
-        self.calls.pace(call, worker)
         call.context.add_callback(self.core.wake)
-        yield from self._send(
-            self.core.snapshot(worker, incarnation, deadline=_deadline(call), alive=call.context.is_active)
-        )
+        with self.calls.costly(call, worker):
+            reply = self.core.snapshot(worker, incarnation, deadline=_deadline(call), alive=call.context.is_active)
+        yield from self._send(reply)
 
     def exchange(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
         worker, incarnation, values = self._caller(messages, call)
         sequence = read_integer(values, "sequence")
-        receiver = self.core.receive(worker, incarnation, sequence, alive=call.context.is_active)
+        try:
+            receiver = self.core.receive(worker, incarnation, sequence, alive=call.context.is_active)
+        except RefusedError:
+            self.calls.pace(call, worker)
+            raise
         self.calls.admit(call, worker, incarnation, sequence)
         ended = threading.Event()
 
@@ -207,15 +212,20 @@ class Server:
         call.context.add_callback(disconnected)
         try:
             with receiver:
-                if receiver.drops_frames:
-                    self.calls.pace(call, worker)
+                self.calls.pace(call, worker, cost=0.0)  # of pushes that failed
                 if receiver.reply is not None:
+                    if receiver.drops_frames:
+                        self.calls.pace(call, worker)
                     yield from self._send_while_receiving(messages, receiver, receiver.reply, call)
                     return
-                reply = self._receive_push(messages, receiver, call)
+                with self.calls.costly(call, worker) if receiver.drops_frames else nullcontext():
+                    reply = self._receive_push(messages, receiver, call)
             yield from self._send(reply)
-        except _InterruptedError:
-            disconnected()
+        except BaseException as error:
+            if not isinstance(error, RefusedError) or error.reason not in ("deposit", "waiting", "regather"):
+                self.calls.charge(worker)
+            if isinstance(error, _InterruptedError):
+                disconnected()
             raise
         finally:
             if call.context.is_active():
@@ -242,6 +252,8 @@ class Server:
         # The frames of a push that was applied before are ready; those of another one are perhaps being computed.
         timeout = calls_.MESSAGE_TIMEOUT if receiver.drops_frames else calls_.COMPUTE_TIMEOUT
         for message in call.receive(messages, timeout):
+            if score is not None:
+                raise FrameError(_AFTER_THE_LAST)
             if is_json(message):  # the last message: a worker knows its score only then
                 values = read_json(message)
                 score = read_finite(values, "score")
@@ -261,6 +273,7 @@ class Server:
     def agree(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
         worker, incarnation, values = self._admit(messages, call)
         sequence = read_integer(values, "sequence")
+        self.calls.pace(call, worker)
         call.context.add_callback(self.core.wake)
         with self.core.frame_memory(alive=call.context.is_active) as memory:
             frames = self._receive_frames(messages, self.core.scale_limits, memory, call)
@@ -272,6 +285,8 @@ class Server:
     def deposit(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
         worker, incarnation, values = self._admit(messages, call)
         version = read_integer(values, "version")
+        if self.core.repeats_upload(worker, version):
+            self.calls.pace(call, worker)
         call.context.add_callback(self.core.wake)
         if values.get("digests"):
             with self.core.frame_memory(alive=call.context.is_active) as memory:
@@ -295,6 +310,8 @@ class Server:
         assembler = Assembler(limits, on_begin=lambda _, nbytes: memory.reserve(nbytes, deadline=deadline))
         frames, ended = dict[int, Frame](), False
         for message in call.receive(messages, calls_.MESSAGE_TIMEOUT):
+            if ended:
+                raise FrameError(_AFTER_THE_LAST)
             if is_json(message):
                 ended = True
                 continue

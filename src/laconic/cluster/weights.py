@@ -250,9 +250,28 @@ class Weights:
                         raise FileError(f"the checkpoint holds {part} {name!r} with values that are not finite")
             elif part not in ("channel", "resident", "scales"):
                 raise FileError(f"the checkpoint holds tensors of an unknown kind, {part!r}")
+        self._check_scales(parts["scales"])
+        resident = self.resident
+        for name, x in resident.items():
+            saved_x = parts["resident"].get(name)
+            if saved_x is None or saved_x.shape != x.shape or not _is_finite(saved_x.to(torch.float32)):
+                raise FileError(f"the checkpoint must hold finite tensors of {list(x.shape)} as resident {name!r}")
+
+    def _check_scales(self, scales: Mapping[str, Tensor]) -> None:
+        """Raise ``FileError`` unless these are the bits of scales that workers could have agreed on."""
+        counts: dict[str, int] = {}
+        if not self.job.reply_kind.server_has_weights:
+            counts = {how.name: how.num_scales for how in self.job.slot_sums(self.parameters)}
+        for name, bits in scales.items():
+            if name not in counts or bits.dtype != torch.int32 or bits.shape != (counts[name],):
+                raise FileError(
+                    f"the checkpoint holds scales {name!r} of {bits.dtype} and {list(bits.shape)}, which are not ours"
+                )
+            if bits.numel() and not 0 <= int(bits.min()) <= int(bits.max()) <= UNUSABLE:
+                raise FileError(f"the checkpoint holds scales {name!r} that are negative or not finite")
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Restore a checkpoint; ``FileError`` if tensors are missing or have other shapes."""
+        """Restore a checkpoint; ``FileError`` if tensors are missing or have other shapes. An error changes nothing."""
         parts: dict[str, dict[str, Tensor]] = {
             part: {} for part in ("parameter", "optimizer", "channel", "held", "resident", "scales")
         }
@@ -260,13 +279,14 @@ class Weights:
             part, _, name = key.partition("/")
             parts.setdefault(part, {})[name] = x
         self._check_parts(parts)
+        version = int(meta["version"])
+        self.channel.load_state_dict(parts["channel"])  # an invalid state changes nothing: all else is checked
         for mine, part in ((self.parameters, "parameter"), (self.held, "held")):
             for name, x in parts[part].items():
                 mine[name].copy_(x)
         self._optimizer.load_state_dict(parts["optimizer"])
-        self.channel.load_state_dict(parts["channel"])
         self._scales = {name: x.clone() for name, x in parts["scales"].items()}
-        self.version = self.uploaded_version = int(meta["version"])
+        self.version = self.uploaded_version = version
         if self._resident is not None:
             self._resident.load(parts["resident"], self.version)
 

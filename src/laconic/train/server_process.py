@@ -91,7 +91,7 @@ def serve(
         on_event({"event": "stopped", "version": core.version, "received": server.traffic.received,
                   "sent": server.traffic.sent})  # fmt: skip
         if core.failure is None and core.holds_current_weights:  # otherwise the last upload is already saved
-            checkpoints.save(core.version, *core.state())
+            checkpoints.save_at_stop(core.version, *core.state())
         write_status(last=True)
         status_writer.close()
         event_log.close()

@@ -292,9 +292,11 @@ class Worker:
                 return True
             if status.weights == "coming":
                 waiting_since = time.monotonic()
-            if self.number == 0 or time.monotonic() > waiting_since + FINAL_UPLOAD_DELAY + self.number:
+            first = self.number == 0 and self._uploaded_version != sequence
+            if first or time.monotonic() > waiting_since + FINAL_UPLOAD_DELAY + self.number:
                 try:
                     self._upload_weights(sequence)
+                    waiting_since = time.monotonic()  # another worker may have to confirm this upload
                     continue
                 except RefusedError as error:
                     log.info("worker %d: %s", self.number, error)

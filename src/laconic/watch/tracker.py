@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from laconic.watch.status import PARTS, Status, WorkerStatus, finite_or_none
+from laconic.watch.status import LARGEST, PARTS, Status, WorkerStatus, finite_or_none
 
 __all__ = ["FAULTS", "StatusTracker"]
 
@@ -132,10 +132,10 @@ class StatusTracker:
             worker.loss = finite_or_none(report.get("loss"))
             for name in _REPORTED_COUNTS:
                 if name in report:
-                    setattr(worker, name, getattr(before, name) + int(report[name]))
+                    setattr(worker, name, min(getattr(before, name) + int(report[name]), LARGEST - 1))
             for part in PARTS:
                 if part in report:
-                    worker.seconds[part] = before.seconds[part] + report[part]
+                    worker.seconds[part] = min(before.seconds[part] + report[part], LARGEST / 2)
 
     def status(self, *, received: int = 0, sent: int = 0, phase: str = "serving", failure: str | None = None) -> Status:
         """Return a copy of the current status.

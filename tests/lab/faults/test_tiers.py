@@ -14,6 +14,7 @@ from laconic.records import Record, read, write
 from laconic.train.methods import METHODS
 from laconic_lab.faults import FAULTS, MODES, tiers
 from laconic_lab.faults.campaign import TRAINING, Case, cases, run_case
+from laconic_lab.faults.idle_phases import IdleResult
 from laconic_lab.faults.members import MEMBERS
 from laconic_lab.faults.scenario import LEDGER_METHODS
 from laconic_lab.faults.tiers import TIERS, Tier, run_tier, summarise
@@ -141,3 +142,18 @@ def test_training_that_loses_its_server_and_workers_keeps_the_invariants() -> No
 def test_unknown_part_raises_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown part 'storm': expected one of scenarios, kills"):
         run_tier(TIERS[1], tmp_path / "tier.jsonl", ["storm"])
+
+
+@pytest.mark.parametrize("slower", [1.05, 1.25])
+def test_idle_calls_that_slow_the_steps_down_are_broken_and_run_again(
+    slower: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tier, times = tmp_path / "tier.jsonl", Tier(0, 0, 0, idle=1, packets=0), [slower, 1.0]
+    monkeypatch.setattr(tiers, "run_idle", lambda kind: IdleResult(kind, 0.02, 0.02 * times.pop(0), (1.0,), None))
+    first = run_tier(tier, path, ["idle"])["idle"]
+    again = run_tier(tier, path, ["idle"])["idle"]
+    if slower < 1.1:
+        assert not first.broken and times == [1.0]  # not run again
+    else:
+        assert "+25%" in first.broken[0] and "at most 10%" in first.broken[0]
+        assert not again.broken and not times and "+25%" in again.repeated[0]

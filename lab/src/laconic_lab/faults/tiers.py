@@ -36,6 +36,8 @@ KILL_SHAPES = ((1, PAGE), (500, PAGE), (4096, PAGE), (25_000, PAGE), (8_000, 256
 """Numbers of parameters, and bytes between two kills within a file."""
 SOAK_EVERY = 10.0
 """Seconds between two faults of the soak."""
+MOST_SLOWER = 1.1
+"""The longest time of a step while a member leaves calls open, relative to a calm one."""
 
 Piece = Mapping[str, Any]
 """What identifies a piece: its seed and the values of ``_KEYS``, in this order."""
@@ -280,7 +282,12 @@ def _idle_pieces(goal: int) -> Iterator[Piece]:
 
 def _run_idle(piece: Piece) -> Record:
     outcome = run_idle(piece["kind"])
-    return Record("faults.idle", asdict(outcome) | {"slower": outcome.slower}, seed=piece["seed"])
+    values = asdict(outcome) | {"slower": outcome.slower}
+    if outcome.broken is None and outcome.slower > MOST_SLOWER:
+        values["broken"] = (
+            f"a step took {outcome.slower - 1:+.0%} beside {outcome.kind} calls, at most {MOST_SLOWER - 1:.0%} may be"
+        )
+    return Record("faults.idle", values, seed=piece["seed"])
 
 
 _PIECES: Mapping[str, Callable[[int], Iterator[Piece]]] = {

@@ -90,21 +90,29 @@ class Rounds(ServerMode):
     def apply(self, receiver: PushReceiver, push: Push, deadline: float) -> Reply:
         round_ = receiver.round
         assert round_ is not None
+        session = receiver.session
+
+        def must_upload() -> bool:
+            return session.clock <= push.sequence and round_ is self._round and self._needs_upload(push.worker)
+
+        with self._shared.changed:  # before the push, which may end the round
+            if must_upload():
+                raise RefusedError("deposit", "a worker needs the weights of this exchange")
         self._add_push(receiver, push, round_)
         with self._shared.changed:
-            session = receiver.session.require(push.incarnation)
+            session.require(push.incarnation)
             self._shared.wait(
                 lambda: (
                     session.clock > push.sequence
                     or round_ is not self._round
                     or push.worker in round_.faults
-                    or self._needs_upload(push.worker)
+                    or must_upload()
                 ),
                 deadline,
                 receiver.alive,
                 self._missing_pushes,
             )
-            if session.clock <= push.sequence and round_ is self._round and self._needs_upload(push.worker):
+            if must_upload():
                 raise RefusedError("deposit", "a worker needs the weights of this exchange")
             if push.worker in round_.faults:
                 raise RefusedError("spoilt", str(round_.faults[push.worker]))  # it would fail again
