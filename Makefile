@@ -32,8 +32,8 @@ test: $(VENV)/.ready
 	$(BYTECODE) src lab/src
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# Every test that needs no GPU, folder by folder, with a dated summary in results/tests/. Takes about an hour. One of them
-# builds the site of docs/; without a package index it is skipped.
+# Every test that needs no GPU, folder by folder, with a dated summary in results/tests/. Takes two hours or more. One of
+# them builds the site of docs/; without a package index it is skipped.
 test-all: $(VENV)/.ready
 	-$(PIP) mkdocs
 	$(BYTECODE) src lab/src

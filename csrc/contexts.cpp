@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace laconic {
@@ -71,20 +72,24 @@ bool walk_rows(int64_t n, int64_t k, const ContextHeader& header, Decide decide)
 }
 
 // The same if every chunk sends equally many values, and the last one the rest. The caller has checked that they fit.
+// A share does not overflow: `left` is at most 2^16, and a weight at most 2^24 when it is used. A column gains 256 for
+// each value of a chunk, at most 2^24 in all; a weight of up to 2^24 becomes at most (2^25 + 1) / 2 by that and halving.
 template <class Decide>
 bool walk_chunks(int64_t n, int64_t k, const ContextHeader& header, Decide decide) {
   const int64_t columns = header.columns, chunk = int64_t{1} << header.chunk_bits;
   std::vector<uint32_t> weights(static_cast<size_t>(columns), uint32_t{32} << header.column_prior);
   std::vector<int64_t> sent;
-  for (int64_t begin = 0, remaining = k; begin < n; begin += chunk) {
+  const auto next = [columns](int64_t column) { return column + 1 == columns ? 0 : column + 1; };
+  for (int64_t begin = 0, remaining = k, first = 0; begin < n; begin += chunk) {
     const int64_t end = std::min(n, begin + chunk);
     int64_t left = std::min(header.each, remaining);
     remaining -= left;
     uint64_t total = 0;
-    for (int64_t i = begin; i < end; ++i) total += weights[static_cast<size_t>(i % columns)];
+    int64_t column = first;
+    for (int64_t i = begin; i < end; ++i, column = next(column)) total += weights[static_cast<size_t>(column)];
+    std::swap(column, first);
     sent.clear();
-    for (int64_t i = begin; i < end && left; ++i) {
-      const int64_t column = i % columns;
+    for (int64_t i = begin; i < end && left; ++i, column = next(column)) {
       const uint64_t weight = weights[static_cast<size_t>(column)];
       const uint64_t share = (static_cast<uint64_t>(left) << 20) * weight / total;
       const bool certain = left == end - i;
@@ -121,7 +126,7 @@ struct Interval {
   // How many bytes of `high`, followed by zeros, are within the interval.
   int final_bytes() const {
     int count = 0;
-    while (final_value(count) < low) ++count;
+    while (count < 4 && final_value(count) < low) ++count;
     return count;
   }
   uint32_t final_value(int count) const { return count == 0 ? 0 : high & (0xFFFFFFFFu << (32 - 8 * count)); }
@@ -167,15 +172,21 @@ int64_t write_contexts(const Index* positions, int64_t k, int64_t n, int64_t col
   std::memcpy(out, fields, static_cast<size_t>(used));
   Interval interval;
   int64_t next = 0;
+  bool in_order = true;
   walk(n, k, header, [&](int64_t position, uint32_t probability) {
-    const bool sent = static_cast<int64_t>(positions[next]) == position;
-    next += sent && next + 1 < k;  // the walk ends with the last one
+    const bool sent = next < k && static_cast<int64_t>(positions[next]) == position;
+    next += sent;
+    if (probability == kCertain && !sent) {  // no code stands for it: the interval would be empty
+      in_order = false;
+      return true;
+    }
     interval.take(sent, interval.middle(probability));
     for (; interval.settled(); interval.shift(), ++used) {
       if (used < capacity) out[used] = static_cast<uint8_t>(interval.high >> 24);
     }
     return sent;
   });
+  if (!in_order || next < k) return -1;
   const int last = interval.final_bytes();
   if (used + last > capacity) return 0;
   for (int i = 0; i < last; ++i) out[used + i] = static_cast<uint8_t>(interval.high >> (24 - 8 * i));

@@ -345,7 +345,8 @@ struct ContextHeader {
   int row_prior, column_prior, chunk_bits;
   int64_t each;
 };
-// Writes a section of k < n positions in at most `capacity` bytes. Returns its bytes; 0 if there is no room for them.
+// Writes a section of k < n ascending positions in at most `capacity` bytes. Returns its bytes; 0 if there is no room for
+// them, -1 if they are not ascending ones below n, or a chunk does not have as many as the arguments say.
 template <class Index>
 int64_t write_contexts(const Index* positions, int64_t k, int64_t n, int64_t columns, int chunk_bits, int64_t each,
                        uint8_t* out, int64_t capacity);

@@ -1,7 +1,7 @@
 """How inputs are bent: bytes, JSON, frames, bundles, and files behind a SHA-256; checksums fit again afterwards.
 
-Each takes bytes, dice and ``scramble``, which bends plain bytes: libFuzzer's own mutations under atheris, ``blind``
-without it. What cannot be read as what it should be is scrambled as it is.
+Each takes bytes, a random generator and ``scramble``, which bends plain bytes: libFuzzer's own mutations under atheris,
+``blind`` without it. What cannot be read as what it should be is scrambled as it is.
 """
 
 from __future__ import annotations
@@ -26,122 +26,122 @@ ODD_VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def blind(dice: random.Random) -> Scramble:
+def blind(rng: random.Random) -> Scramble:
     """Mutations without guidance, in the manner of libFuzzer's."""
 
     def scramble(data: bytes, room: int) -> bytes:
         it = bytearray(data)
-        for _ in range(dice.choice((1, 1, 2, 4))):
-            move, at = dice.randrange(7), dice.randrange(len(it) + 1)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            move, at = rng.randrange(7), rng.randrange(len(it) + 1)
             if move == 0 and at < len(it):
-                it[at] ^= 1 << dice.randrange(8)
+                it[at] ^= 1 << rng.randrange(8)
             elif move == 1 and at < len(it):
-                it[at] = dice.choice((0, 1, 127, 128, 255, dice.randrange(256)))
+                it[at] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
             elif move == 2:
-                it[at:at] = dice.randbytes(dice.choice((1, 2, 4, 16)))
+                it[at:at] = rng.randbytes(rng.choice((1, 2, 4, 16)))
             elif move == 3:
-                del it[at : at + dice.choice((1, 2, 4, 16, 1000))]
+                del it[at : at + rng.choice((1, 2, 4, 16, 1000))]
             elif move == 4:
-                end = dice.randint(at, min(len(it), at + 64))
-                begin = dice.randrange(len(it) + 1)
-                it[begin : begin + dice.choice((0, end - at))] = it[at:end]
+                end = rng.randint(at, min(len(it), at + 64))
+                begin = rng.randrange(len(it) + 1)
+                it[begin : begin + rng.choice((0, end - at))] = it[at:end]
             else:
-                width = dice.choice((1, 2, 4, 8))
-                it[at : at + width] = (dice.choice(NUMBERS) & (256**width - 1)).to_bytes(width, "little")
+                width = rng.choice((1, 2, 4, 8))
+                it[at : at + width] = (rng.choice(NUMBERS) & (256**width - 1)).to_bytes(width, "little")
         return bytes(it[:room])
 
     return scramble
 
 
-def frame(data: bytes, dice: random.Random, scramble: Scramble, room: int) -> bytes:
+def frame(data: bytes, rng: random.Random, scramble: Scramble, room: int) -> bytes:
     """Sections by ``scramble``, fields and what codecs put into sections by the moves of the hostile-frame tests."""
     try:
         it = mutate.Frame.read(data)
     except struct.error:
         return scramble(data, room)
     moves, weights = zip(*mutate.MOVES, strict=True)
-    for _ in range(dice.choice((1, 1, 1, 2, 3))):
-        if it.sections and dice.random() < 0.5:
-            at = dice.randrange(len(it.sections))
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        if it.sections and rng.random() < 0.5:
+            at = rng.randrange(len(it.sections))
             section = it.sections[at]
-            longer = dice.choice((0, 0, 16))  # a section of another length is seldom read any further
+            longer = rng.choice((0, 0, 16))  # a section of another length is seldom read any further
             it.sections[at] = scramble(section, max(1, len(section) + longer))
-            if dice.random() < 0.6:
+            if rng.random() < 0.6:
                 it.sections[at] = (it.sections[at] + bytes(len(section)))[: len(section)]
         else:
-            dice.choices(moves, weights)[0](it, dice)
+            rng.choices(moves, weights)[0](it, rng)
     try:
         return it.write()
     except struct.error:  # more than 2^16 bytes of spec, say
         return scramble(data, room)
 
 
-def bundle(data: bytes, dice: random.Random, scramble: Scramble, room: int, *, metadata: bytes | None = None) -> bytes:
+def bundle(data: bytes, rng: random.Random, scramble: Scramble, room: int, *, metadata: bytes | None = None) -> bytes:
     """A frame within, most of the time, or the directory. The frame under ``metadata`` is bent as the JSON it is."""
     try:
         it = mutate.Bundle.read(data)
     except struct.error:
         return scramble(data, room)
     try:
-        if it.frames and dice.random() < 0.7:
-            at = dice.randrange(len(it.frames))
-            if metadata in it.names and dice.random() < 0.3:
+        if it.frames and rng.random() < 0.7:
+            at = rng.randrange(len(it.frames))
+            if metadata in it.names and rng.random() < 0.3:
                 at = it.names.index(metadata)
-            if it.names[at] == metadata and dice.random() < 0.8:
-                it.frames[at] = _json_frame(it.frames[at], dice, scramble)
+            if it.names[at] == metadata and rng.random() < 0.8:
+                it.frames[at] = _json_frame(it.frames[at], rng, scramble)
             else:
-                it.frames[at] = frame(it.frames[at], dice, scramble, room)
-        elif it.frames and dice.random() < 0.3:
-            at = dice.randrange(len(it.names))
+                it.frames[at] = frame(it.frames[at], rng, scramble, room)
+        elif it.frames and rng.random() < 0.3:
+            at = rng.randrange(len(it.names))
             it.names[at] = scramble(it.names[at] or b"x", 1024)
         else:
-            mutate.mutate_bundle(it, it.frames or [mutate.Frame([2], [bytes(8)], b"none").write()], dice)
+            mutate.mutate_bundle(it, it.frames or [mutate.Frame([2], [bytes(8)], b"none").write()], rng)
         return it.write()
     except (struct.error, ValueError):
         return scramble(data, room)
 
 
-def _json_frame(blob: bytes, dice: random.Random, scramble: Scramble) -> bytes:
+def _json_frame(blob: bytes, rng: random.Random, scramble: Scramble) -> bytes:
     it = mutate.Frame.read(blob)
     text = it.sections[0] if it.sections else b"{}"
-    text = json_text(text, dice, scramble)
+    text = json_text(text, rng, scramble)
     it.shape, it.sections = [len(text)], [text]
     return it.write()
 
 
-def json_text(text: bytes, dice: random.Random, scramble: Scramble) -> bytes:
+def json_text(text: bytes, rng: random.Random, scramble: Scramble) -> bytes:
     try:
         value = json.loads(text)
-        if dice.random() < 0.8:
-            return json.dumps(json_value(value, dice), ensure_ascii=dice.random() < 0.5).encode()
+        if rng.random() < 0.8:
+            return json.dumps(json_value(value, rng), ensure_ascii=rng.random() < 0.5).encode()
     except (ValueError, RecursionError):  # no longer JSON, or a lone surrogate that cannot be written as it is
         pass
-    if dice.random() < 0.1:
-        depth = dice.choice((100, 900, 990, 1000, 5000))
+    if rng.random() < 0.1:
+        depth = rng.choice((100, 900, 990, 1000, 5000))
         return b'{"a":' * depth + b"1" + b"}" * depth
     return scramble(text, len(text) + 64)
 
 
-def json_value(value: Any, dice: random.Random) -> Any:
+def json_value(value: Any, rng: random.Random) -> Any:
     """The value with one place in it changed."""
-    if isinstance(value, dict) and value and dice.random() < 0.85:
-        copy, key = dict(value), dice.choice(list(value))
-        move = dice.randrange(8)
+    if isinstance(value, dict) and value and rng.random() < 0.85:
+        copy, key = dict(value), rng.choice(list(value))
+        move = rng.randrange(8)
         if move == 0:
             del copy[key]
         elif move == 1:
-            copy[dice.choice(("", "a", "\ud800", "__metadata__", "shape", key + "x"))] = copy[key]
+            copy[rng.choice(("", "a", "\ud800", "__metadata__", "shape", key + "x"))] = copy[key]
         else:
-            copy[key] = json_value(copy[key], dice)
+            copy[key] = json_value(copy[key], rng)
         return copy
-    if isinstance(value, list) and value and dice.random() < 0.7:
+    if isinstance(value, list) and value and rng.random() < 0.7:
         copy = list(value)
-        at = dice.randrange(len(copy))
-        copy[at] = json_value(copy[at], dice)
+        at = rng.randrange(len(copy))
+        copy[at] = json_value(copy[at], rng)
         return copy
-    if isinstance(value, int) and dice.random() < 0.5:
-        return value + dice.choice((-1, 1, -8, 8, 2**32))
-    return dice.choice(ODD_VALUES)
+    if isinstance(value, int) and rng.random() < 0.5:
+        return value + rng.choice((-1, 1, -8, 8, 2**32))
+    return rng.choice(ODD_VALUES)
 
 
 def join_checkpoint(manifest: bytes, tensors: bytes) -> bytes:
@@ -154,21 +154,21 @@ def split_checkpoint(data: bytes) -> tuple[bytes, bytes]:
     return data[4 : 4 + nbytes], data[4 + nbytes :]
 
 
-def checkpoint(data: bytes, dice: random.Random, scramble: Scramble, room: int) -> bytes:
+def checkpoint(data: bytes, rng: random.Random, scramble: Scramble, room: int) -> bytes:
     manifest, tensors = split_checkpoint(data)
-    move = dice.randrange(10)
+    move = rng.randrange(10)
     if move < 6:
-        tensors = safetensors(tensors, dice, scramble)
+        tensors = safetensors(tensors, rng, scramble)
     try:
         body = json.loads(manifest)
         body.pop("sha256", None)
-        if dice.random() < 0.9:
+        if rng.random() < 0.9:
             body["files"]["tensors.safetensors"] = {
                 "nbytes": len(tensors),
                 "sha256": hashlib.sha256(tensors).hexdigest(),
             }
         if 6 <= move < 9:
-            body = json_value(body, dice)
+            body = json_value(body, rng)
         seal = hashlib.sha256(_spelled(body)).hexdigest()
         manifest = _spelled(body | {"sha256": seal}) if isinstance(body, dict) else _spelled(body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -182,32 +182,32 @@ def _spelled(value: Any) -> bytes:
     return json.dumps(value, indent=1, sort_keys=True).encode()
 
 
-def safetensors(data: bytes, dice: random.Random, scramble: Scramble) -> bytes:
+def safetensors(data: bytes, rng: random.Random, scramble: Scramble) -> bytes:
     nbytes = int.from_bytes(data[:8], "little")
     text, body = data[8 : 8 + nbytes], data[8 + nbytes :]
-    move = dice.randrange(6)
+    move = rng.randrange(6)
     if move == 0:
         return scramble(data, len(data) + 64)
     if move == 1:
         body = scramble(body or b"x", len(body) + 64)
     elif move == 2:  # the same bytes under another type, in the shape that goes with it
-        text = _retyped(text, dice)
+        text = _retyped(text, rng)
     else:
-        text = json_text(text, dice, scramble)
+        text = json_text(text, rng, scramble)
     return len(text).to_bytes(8, "little") + text + body
 
 
-def _retyped(text: bytes, dice: random.Random) -> bytes:
+def _retyped(text: bytes, rng: random.Random) -> bytes:
     bits = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "U8": 8, "BOOL": 8, "I8": 8,
             "F16": 16, "BF16": 16, "U16": 16, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "U64": 64}  # fmt: skip
     try:
         header = json.loads(text)
-        entry = header[dice.choice([name for name in header if name != "__metadata__"])]
+        entry = header[rng.choice([name for name in header if name != "__metadata__"])]
         begin, end = entry["data_offsets"]
-        entry["dtype"] = dice.choice(list(bits))
+        entry["dtype"] = rng.choice(list(bits))
         entry["shape"] = [8 * (end - begin) // bits[entry["dtype"]]]
         if begin == end:
-            entry["shape"] += dice.choice(([], [1], [2**62], [2**63]))
+            entry["shape"] += rng.choice(([], [1], [2**62], [2**63]))
         return json.dumps(header, separators=(",", ":")).encode()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return text
@@ -227,24 +227,24 @@ def split_messages(data: bytes) -> list[bytes]:
     return messages
 
 
-def messages(data: bytes, dice: random.Random, scramble: Scramble, room: int) -> bytes:
+def messages(data: bytes, rng: random.Random, scramble: Scramble, room: int) -> bytes:
     stream = split_messages(data) or [b"N{}"]
-    at, move = dice.randrange(len(stream)), dice.randrange(8)
+    at, move = rng.randrange(len(stream)), rng.randrange(8)
     if move == 0:
-        stream.insert(at, dice.choice(stream))
+        stream.insert(at, rng.choice(stream))
     elif move == 1:
         stream.pop(at)
     elif move == 2:
-        dice.shuffle(stream)
+        rng.shuffle(stream)
     elif move == 3 and stream[at][:1] in (b"F", b"M") and len(stream[at]) > 14:  # one piece in two
-        cut = dice.randrange(14, len(stream[at]))
+        cut = rng.randrange(14, len(stream[at]))
         stream[at : at + 1] = [stream[at][:cut], b"M" + stream[at][cut:]]
     elif move == 4 and stream[at][:1] == b"F" and len(stream[at]) >= 13:
-        number = dice.choice((*NUMBERS, len(stream[at]) - 13, len(stream[at]) - 12))
-        slot = dice.choice((0, 1, 2, 3, 2**32 - 1))
+        number = rng.choice((*NUMBERS, len(stream[at]) - 13, len(stream[at]) - 12))
+        slot = rng.choice((0, 1, 2, 3, 2**32 - 1))
         stream[at] = b"F" + struct.pack("<IQ", slot, number) + stream[at][13:]
     elif stream[at][:1] == b"N":
-        stream[at] = b"N" + json_text(stream[at][1:], dice, scramble)
+        stream[at] = b"N" + json_text(stream[at][1:], rng, scramble)
     else:
         stream[at] = scramble(stream[at] or b"N", len(stream[at]) + 64)
     return join_messages(stream)

@@ -103,11 +103,11 @@ def _guided(args: argparse.Namespace) -> None:
 
 
 def _blindly(args: argparse.Namespace) -> None:
-    """The same mutations of the seeds, and of what guided runs have found, without coverage."""
+    """Run a target on mutations of the seeds, and of what guided runs have found, without coverage."""
     targets, target, seeds = _prepared(args)
     bend = importlib.import_module("bend")
-    dice = random.Random(args.seed)
-    scramble = bend.blind(dice)
+    rng = random.Random(args.seed)
+    scramble = bend.blind(rng)
     corpus = [] if args.count else sorted((args.work / "corpus").iterdir())
     known = seeds + [path.read_bytes() for path in corpus]
     current = _Current(args.work / "current")
@@ -118,9 +118,9 @@ def _blindly(args: argparse.Namespace) -> None:
         if not args.count:  # the same count and seed must give the same inputs
             yield from known
         while count < args.count if args.count else time.monotonic() < end:
-            data = dice.choice(known)
-            for _ in range(dice.choice((1, 1, 1, 2, 4))):
-                data = target.bend(data, dice, scramble, MAX_LEN)
+            data = rng.choice(known)
+            for _ in range(rng.choice((1, 1, 1, 2, 4))):
+                data = target.bend(data, rng, scramble, MAX_LEN)
             yield data
 
     for data in inputs():

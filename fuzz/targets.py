@@ -104,7 +104,7 @@ def check_parser(data: bytes) -> bool:
 
 
 def check_decode(data: bytes) -> bool:
-    """As the hostile-frame tests have it; small ones by the reference, too, which atheris can see into."""
+    """Decode as the hostile-frame tests do; some small frames by the reference, too, whose branches atheris sees."""
     taken = mutate.survives(data, False)
     if mutate.crc32c(data) % REFERENCE_SHARE:
         return taken
@@ -212,13 +212,13 @@ def check_explain(data: bytes) -> bool:
     return True
 
 
-def bend_frame_or_bundle(data: bytes, dice: Any, scramble: bend.Scramble, room: int) -> bytes:
-    return (bend.bundle if data[5:6] == b"\1" else bend.frame)(data, dice, scramble, room)
+def bend_frame_or_bundle(data: bytes, rng: Any, scramble: bend.Scramble, room: int) -> bytes:
+    return (bend.bundle if data[5:6] == b"\1" else bend.frame)(data, rng, scramble, room)
 
 
-def bend_either_way(data: bytes, dice: Any, scramble: bend.Scramble, room: int) -> bytes:
+def bend_either_way(data: bytes, rng: Any, scramble: bend.Scramble, room: int) -> bytes:
     """Half of them as plain bytes: what is refused before the checksum."""
-    return scramble(data, room) if dice.random() < 0.3 else bend_frame_or_bundle(data, dice, scramble, room)
+    return scramble(data, room) if rng.random() < 0.3 else bend_frame_or_bundle(data, rng, scramble, room)
 
 
 @cache
@@ -239,8 +239,8 @@ def lac_seeds() -> list[bytes]:
     return seeds
 
 
-def bend_lac(data: bytes, dice: Any, scramble: bend.Scramble, room: int) -> bytes:
-    return bend.bundle(data, dice, scramble, room, metadata=checkpoints.METADATA.encode())
+def bend_lac(data: bytes, rng: Any, scramble: bend.Scramble, room: int) -> bytes:
+    return bend.bundle(data, rng, scramble, room, metadata=checkpoints.METADATA.encode())
 
 
 def check_lac(data: bytes) -> bool:

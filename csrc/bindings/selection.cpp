@@ -5,6 +5,8 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 
+#include <stdexcept>
+
 namespace laconic {
 namespace {
 
@@ -151,11 +153,13 @@ void bind_selection(nb::module_& m) {
   m.def("write_contexts",
         [](Address positions, int64_t k, bool wide, int64_t n, int64_t columns, int chunk_bits,
            int64_t each, Address out, int64_t capacity) {
-    return by_index(wide, [&](auto index) {
+    const int64_t nbytes = by_index(wide, [&](auto index) {
       using Index = decltype(index);
       return write_contexts(at<const Index>(positions), k, n, columns, chunk_bits, each, at<uint8_t>(out),
                             capacity);
     });
+    if (nbytes < 0) throw std::invalid_argument("positions that are not ascending, or not those of the chunks' counts");
+    return nbytes;
   }, Unlocked());
   m.def("read_contexts", [](Address body, int64_t nbytes, int64_t columns, int row_prior, int column_prior,
                             int chunk_bits, int64_t each, int64_t k, int64_t n, bool wide, Address positions) {

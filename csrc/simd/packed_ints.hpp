@@ -69,6 +69,9 @@ struct BlockPacking {
       : width(c.width), packed(c.packed), block_nbytes(c.packed ? 4 * 32 * c.width : words_block_nbytes(c.width)),
         pack(c.packed ? pack_group_of(c.width) : nullptr), unpack(c.packed ? unpack_group_of(c.width) : nullptr) {}
 
+  // Whole blocks of these widths go between values and bytes in one step: the widths divide 32, so that both layouts are
+  // the same.
+  INLINE bool in_registers() const { return width == 8 || width == 4; }
   INLINE void write(uint32_t* symbols, int64_t count, uint8_t* out) const {
     if (!packed) {
       const int rows = static_cast<int>((count + 7) / 8);
@@ -166,7 +169,7 @@ uint32_t packed_int_encode(const PackedIntEncode& a, int64_t begin, int64_t end)
     }
     const bool prescaled = prescale != 1.0f;
     uint8_t* out = a.out + at / kSumBlock * packing.block_nbytes;
-    if ((a.rotate || here == kSumBlock) && !a.feedback && (packing.width == 8 || packing.width == 4)) {
+    if ((a.rotate || here == kSumBlock) && !a.feedback && packing.in_registers()) {
       const QuantizeBlock quantize = packing.width == 8 ? quantize_block_of<8>(a.stochastic, prescaled)
                                                         : quantize_block_of<4>(a.stochastic, prescaled);
       quantize(block, prescale, inverse, offset, top, a.noise, at, ahead, line, !a.own_clips, out);
@@ -218,7 +221,7 @@ bool packed_int_decode_as(const PackedIntDecode& a, int64_t begin, int64_t end) 
     const float clip = read_float(a.clips, at / kSumBlock);
     if (!(clip >= 0.0f && clip <= kClipLimit)) return false;
     const uint8_t* in = a.integers + at / kSumBlock * packing.block_nbytes;
-    if (here == kSumBlock && !a.rotate && (packing.width == 8 || packing.width == 4)) {
+    if (here == kSumBlock && !a.rotate && packing.in_registers()) {
       const f8 step = splat(clip / whole);
       const u8v largest = packing.width == 8 ? decode_block<How, 8>(in, total, step, weight, a.sink.out + at)
                                              : decode_block<How, 4>(in, total, step, weight, a.sink.out + at);

@@ -1,4 +1,4 @@
-"""How close coded sections come to their entropy, books and all; and ``auto`` to the best of its ways."""
+"""Sizes of coded sections, code tables included, beside their entropy, and of ``auto`` beside the smallest mode."""
 
 from __future__ import annotations
 

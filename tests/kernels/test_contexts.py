@@ -13,6 +13,7 @@ import laws
 from laconic import FrameError, counters, wire
 from laconic.codecs.topk import TopK
 from laconic.kernels import cpu, reference, torch_fallback
+from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.sections import CONTEXTS, CONTEXTS_HEADER, MAX_COLUMNS, MAX_SPACING, RICE, columns_of
 
 
@@ -91,6 +92,32 @@ def test_context_of_chunks_is_smaller_than_their_ranks_where_columns_differ():
     rank, context = (wire.unpack(frame).sections[0].numel() for frame in frames)
     assert context < 0.8 * rank
     assert laws.same_bits(*map(laconic.decode, frames))
+
+
+def test_weights_of_a_column_that_sends_whole_chunks_round_trip():
+    each, chunk = 65_000, 1 << 16  # the weight of the column nears 2^24
+    generator = torch.Generator().manual_seed(0)
+    chunks = [at * chunk + torch.randperm(chunk, generator=generator)[:each].sort().values for at in range(3)]
+    positions, counts = torch.cat(chunks).to(torch.int32), ChunkCounts(chunk, each, each)
+    section = written(reference, 3 * chunk, 1, positions, counts=counts)
+    assert torch.equal(written(cpu, 3 * chunk, 1, positions, counts=counts), section)
+    assert torch.equal(read(cpu, section, 3 * chunk), positions)
+
+
+@BACKENDS
+def test_positions_of_other_counts_than_those_of_chunks_are_refused(backend):
+    short = ints(115, 120, 166)  # none in the first chunk, two in the second
+    with pytest.raises(ValueError, match="not those of the chunks' counts"):
+        written(backend, 192, 8, short, counts=ChunkCounts(64, 1, 1))
+    with pytest.raises(AssertionError):
+        written(backend, 192, 8, short, counts=ChunkCounts(64, 2, 1))
+
+
+@pytest.mark.parametrize("positions", [(5, 3), (5, 5), (5, 64)], ids=str)
+def test_positions_that_do_not_ascend_below_n_are_refused_by_the_core(positions):
+    for counts in (None, ChunkCounts(64, 2, 2)):
+        with pytest.raises(ValueError, match="not ascending"):
+            written(cpu, 64, 8, ints(*positions), counts=counts)
 
 
 @pytest.mark.parametrize("kind", POSITIONS)
@@ -186,7 +213,8 @@ def test_other_devices_use_the_host_and_count_it():
 @pytest.mark.parametrize("n, columns, positions, counts", [(*POSITIONS["uneven"], None), CHUNKED["a short last chunk"]])
 def test_damaged_sections_are_refused_or_read_alike_by_every_backend(n, columns, positions, counts):
     section = written(cpu, n, columns, positions, counts=counts)
-    refused = refused_of_damaged(section, n, header=CONTEXTS_HEADER, times=120)
+    header = CONTEXTS_HEADER + 4 * (counts is not None)
+    refused = refused_of_damaged(section, n, header=header, times=120)
     assert refused > 90  # a damaged section rarely ends where its decisions do
 
 

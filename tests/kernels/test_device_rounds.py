@@ -78,7 +78,7 @@ def means(reduction: TwoShot | Reducer, rank: int, device: str, steps: int) -> l
 
 
 def means_in_place(reduction: TwoShot | Reducer, rank: int, steps: int) -> list[torch.Tensor]:
-    """As ``means``, of tensors that stay where they are: prepared after the first step, but for vectors of PowerSGD."""
+    """Return ``means`` of tensors that stay in place: prepared after the first step, but for vectors of PowerSGD."""
     tensors = [(name, x.to(DEVICE)) for name, x in slots(rank, 0)]
     by_host = (
         [each for each in tensors if each[1].dim() == 1]

@@ -44,9 +44,9 @@ def parse_robust(after: str, workers: int) -> int | None:
 
 
 def _median_trim(senders: int) -> int:
-    """Return the number of values to trim at each end so that the median remains (the middle two of an even number).
+    """Return the number of values to trim at each end so that the median remains (of an even number, the middle two).
 
-    For 1 to 5 senders: 0, 0, 1, 1, 2.
+    It is 0, 0, 1, 1, 2 for 1 to 5 senders.
     """
     return (senders - 1) // 2
 

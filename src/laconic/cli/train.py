@@ -48,6 +48,7 @@ TIMES = (
 _task = partial(option, rich_help_panel="Model and data")
 _training = partial(option, rich_help_panel="Training")
 _exchange = partial(option, rich_help_panel="What is exchanged")
+_channel = partial(_exchange, metavar="SPEC", autocompletion=specs)
 _processes = partial(option, rich_help_panel="Processes")
 _run = partial(option, rich_help_panel="The run")
 
@@ -89,18 +90,10 @@ def train(
             "1, 2, 2w, 3, 4, 5, 6, adaptive, laconic, laconic-min or homomorphic.", "1", autocompletion=one_of(*METHODS)
         ),
     ] = None,
-    push: Annotated[
-        str | None, _exchange("Channel of what workers send.", metavar="SPEC", autocompletion=specs)
-    ] = None,
-    pull: Annotated[
-        str | None, _exchange("Channel of what the server sends.", metavar="SPEC", autocompletion=specs)
-    ] = None,
-    push_small: Annotated[
-        str | None, _exchange("--push for small tensors.", metavar="SPEC", autocompletion=specs)
-    ] = None,
-    pull_small: Annotated[
-        str | None, _exchange("--pull for small tensors.", metavar="SPEC", autocompletion=specs)
-    ] = None,
+    push: Annotated[str | None, _channel("Channel of what workers send.")] = None,
+    pull: Annotated[str | None, _channel("Channel of what the server sends.")] = None,
+    push_small: Annotated[str | None, _channel("--push for small tensors.")] = None,
+    pull_small: Annotated[str | None, _channel("--pull for small tensors.")] = None,
     bundled: Annotated[
         bool, _exchange("Exchange all tensors as one vector, or one by one.", names=("--bundled/--layerwise",))
     ] = False,

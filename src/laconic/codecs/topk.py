@@ -11,7 +11,7 @@ from laconic.codecs.base import Selected
 from laconic.codecs.positional import CODES, PositionalSelector
 from laconic.errors import ConfigError
 from laconic.kernels.interface import ChunkCounts, Kernels
-from laconic.kernels.sections import num_ranks, positions_max_nbytes, ranks_nbytes
+from laconic.kernels.sections import MAX_CHUNK, MIN_CHUNK, num_ranks, positions_max_nbytes, ranks_nbytes
 from laconic.packet import Arena
 
 __all__ = ["TopK", "num_kept"]
@@ -57,8 +57,10 @@ class TopK(PositionalSelector):
         checks.fraction(self, "keep")
         chunk = self.chunk
         whole = isinstance(chunk, int) and not isinstance(chunk, bool)
-        if not whole or (chunk and (not 64 <= chunk <= 65536 or chunk & (chunk - 1))):
-            raise ConfigError(f"stage 'topk': chunk must be 0 or a power of two from 64 to 65536, got {chunk}")
+        if not whole or (chunk and (not MIN_CHUNK <= chunk <= MAX_CHUNK or chunk & (chunk - 1))):
+            raise ConfigError(
+                f"stage 'topk': chunk must be 0 or a power of two from {MIN_CHUNK} to {MAX_CHUNK}, got {chunk}"
+            )
         if chunk and self.approx:
             raise ConfigError(f"stage 'topk': chunk must be 0 with approx=true, which samples all values, got {chunk}")
         checks.one_of(self, "code", (*CODES, "rank"))

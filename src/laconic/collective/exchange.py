@@ -239,8 +239,9 @@ class Exchange:
         return all(isinstance(each, TwoShot | Reducer) and each.stays_on(device) for each in reductions)
 
     def prepare(self, groups: Mapping[str, NamedTensors]) -> Callable[[], None] | None:
-        """Return what does the same as ``mean_by_spec`` for tensors that stay where they are, with little work by the
-        host; None if it takes part. All of them must be on a GPU on which ``stays_on`` holds.
+        """Return a function that does what ``mean_by_spec`` does, for tensors that stay in place and with little work.
+
+        None if the host takes part. All tensors must be on a GPU on which ``stays_on`` holds.
         """
         means = []
         for spec, named in groups.items():

@@ -54,6 +54,7 @@ class ChunkCounts(NamedTuple):
 
     @property
     def chunk_bits(self) -> int:
+        """The logarithm of ``chunk``, which must be a power of two."""
         return self.chunk.bit_length() - 1
 
 

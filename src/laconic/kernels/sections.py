@@ -220,8 +220,8 @@ MAX_COLUMNS = 1 << 14
 MAX_PRIOR = 9
 """The largest prior of rows and columns."""
 
-MIN_CHUNK_BITS, MAX_CHUNK_BITS = 6, 16
-"""Logarithms of the chunks of ``topk``."""
+MIN_CHUNK, MAX_CHUNK = 64, 1 << 16
+"""Values of a chunk of ``topk``, which are a power of two."""
 
 
 def columns_of(shape: tuple[int, ...]) -> int:
@@ -265,18 +265,19 @@ def read_contexts_header(section: Tensor, n: int, k: int) -> ContextHeader:
         or section.numel() < header.nbytes
         or (header.chunk_bits and not _fits_chunks(n, k, header))
     ):
+        given = fields[: header.nbytes - POSITIONS_HEADER]
         raise FrameError(
-            f"positions with contexts need 1 to {MAX_COLUMNS} columns, priors up to {MAX_PRIOR}, chunks that hold "
-            f"{k} of {n} positions and a zero after them, the frame has {fields.hex()}"
+            f"positions with contexts need 1 to {MAX_COLUMNS} columns, priors up to {MAX_PRIOR}, a zero after the "
+            f"bits of a chunk, and chunks that hold {k} of {n} positions, the frame has {given.hex()}"
         )
     return header
 
 
 def _fits_chunks(n: int, k: int, header: ContextHeader) -> bool:
     """Return whether chunks that all keep ``header.each`` entries, but for the final one, can keep k of n values."""
-    if header.row_prior or not MIN_CHUNK_BITS <= header.chunk_bits <= MAX_CHUNK_BITS:
-        return False
     chunk = 1 << header.chunk_bits
+    if header.row_prior or not MIN_CHUNK <= chunk <= MAX_CHUNK:
+        return False
     last = k - (n - 1) // chunk * header.each
     return 0 < header.each <= chunk and 0 < last <= min(header.each, (n - 1) % chunk + 1)
 

@@ -35,7 +35,7 @@ FORMAT, VERSION = "laconic profile", 3
 
 
 MAX_VALUE = 1e18
-"""Of any figure of a profile, so that products of some of them stay finite."""
+"""The largest figure of a profile, so that products of some of them stay finite."""
 
 
 @dataclass(frozen=True)

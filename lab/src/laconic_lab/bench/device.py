@@ -1,6 +1,6 @@
 """Times codecs on a GPU relative to a device copy, beside plain torch and casts to 16 bits.
 
-Each operation lies between two copies, timed by CUDA events. *encode* and *decode* include the one host
+Each operation is between two copies, timed by CUDA events. *encode* and *decode* include the one host
 synchronisation each of them needs (non-finite or all-zero values; frame validity). *launch* is the same work without
 it, as in a CUDA graph.
 """

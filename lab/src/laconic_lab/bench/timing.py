@@ -1,4 +1,4 @@
-"""Timing relative to memcpy: each measurement lies between two copies of the same payload.
+"""Timing relative to memcpy: each measurement is between two copies of the same payload.
 
 Speed varies between machines and over time on one machine; the ratio to copies made just before and after is far more
 repeatable than seconds. The copy is libc's memcpy between two existing buffers, the least that a program does with an

@@ -9,6 +9,7 @@ import typer
 
 from laconic.cli.options import Json, RecordFile, option
 from laconic.cli.output import examples
+from laconic_lab.cli.options import PacedSockets
 from laconic_lab.cli.results import given, measure_and_show, names
 
 __all__ = ["EXAMPLES", "ddp", "register"]
@@ -41,9 +42,7 @@ def ddp(
     batch: Annotated[int | None, option("Examples per rank and step.", "32")] = None,
     lr: Annotated[float | None, option("Learning rate.", "0.02")] = None,
     test_every: Annotated[int | None, option("Steps between tests.", "100")] = None,
-    paced: Annotated[
-        bool, typer.Option("--paced", help="Emulate slow links by paced sockets, as always without root.")
-    ] = False,
+    paced: PacedSockets = False,
     seed: Annotated[int, option("Seed of the gradients, or of the training.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A small model and few steps, for a quick look.")] = False,
     record: RecordFile = None,

@@ -11,6 +11,7 @@ import typer
 from laconic.cli.options import Json, option
 from laconic.cli.output import check_writable, examples, print_stderr, progress_bar
 from laconic.errors import ConfigError
+from laconic_lab.cli.options import PacedSockets
 from laconic_lab.cli.results import given, names, show_records
 
 __all__ = ["EXAMPLES", "gpt", "register"]
@@ -54,9 +55,7 @@ def gpt(
     eval_every: Annotated[int | None, option("Steps between evaluations, which are not timed.", "16")] = None,
     eval_windows: Annotated[int | None, option("Held-out windows of an evaluation.", "128")] = None,
     limit_s: Annotated[float | None, option("A method that takes longer counts as hung.", "3600")] = None,
-    paced: Annotated[
-        bool, typer.Option("--paced", help="Emulate slow links by paced sockets, as always without root.")
-    ] = False,
+    paced: PacedSockets = False,
     seed: Annotated[int, option("Seed of weights and windows.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model, two ranks, no link, few steps.")] = False,
     records: Annotated[

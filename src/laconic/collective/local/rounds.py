@@ -58,7 +58,7 @@ class PendingRound:
     buffer_starts: dict[str, Tensor] = field(default_factory=dict)
     future: torch.futures.Future[Tensor] | None = None
     error: Exception | None = None
-    """Of the exchange on the thread."""
+    """What the exchange on the thread raised."""
     done: bool = False
 
 

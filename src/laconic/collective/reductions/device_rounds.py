@@ -3,7 +3,7 @@
 It serves codecs whose messages have a fixed size (``device_codings.py``), with or without error feedback. There are no
 headers and checksums: both ends know the layout, and NCCL delivers what was sent. What the host would look at stays on
 the device: whether a shard is finite travels as its amax bits behind the sections, and events are counted there and
-read when somebody asks.
+read when ``stats`` is called.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PART = 1 << 26
 """The largest number of values of one round. More would need large buffers; fewer, more launches."""
 
 LOADED_PART = 1 << 24
-"""The same where residuals are loaded for a round: the memory for them is what a smaller dtype saves."""
+"""The largest number of values of a round that loads residuals: their memory is what a smaller dtype saves."""
 
 MAX_PLANS = 4096
 """Sets of slots whose buffers are kept: a module's DDP buckets, before and after DDP has reordered them."""

@@ -56,10 +56,10 @@ class Shard:
     name: str
     values: Tensor
     round: int
-    """Of the slot: the same on all ranks, whatever else is in the part."""
+    """Number of the slot's exchange: the same on all ranks, whatever else is in the part."""
 
     def rounding_seed(self, sender: int) -> int:
-        """A seed that differs between senders, shards and rounds."""
+        """Return a seed that differs between senders, shards and rounds."""
         return splitmix64(self.round ^ splitmix64(sender ^ hash_of(self.name)))
 
 
@@ -81,9 +81,9 @@ class Part:
     """One part on its way through its rounds."""
 
     shards: dict[int, list[Shard]]
-    """By owner."""
+    """This rank's shards by owner."""
     place: tuple[int, int]
-    """Of the reduction among those under way, and of the part in it: parts under way have buffers of their own."""
+    """Numbers of the reduction among those under way, and of the part in it: each such part has its own buffers."""
     pinned: bool
     rounds: dict[str, AllToAll]
     encoded: Tensor = field(default_factory=lambda: torch.empty(0))

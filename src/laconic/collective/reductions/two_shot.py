@@ -103,7 +103,7 @@ class TwoShot(ShardRounds):
             self.settle()
 
     def prepare(self, tensors: Sequence[tuple[str, Tensor]]) -> Callable[[], None] | None:
-        """Return what does the same as ``reduce_all`` for tensors that stay where they are, and only launches work.
+        """Return a function that does what ``reduce_all`` does, for tensors that stay in place, and only launches work.
 
         None if the host takes part, or if tensors must be converted.
         """

@@ -109,6 +109,7 @@ def ranks_encode(positions: Tensor, n: int, counts: ChunkCounts, out: Tensor) ->
 
 def contexts_encode(positions: Tensor, n: int, columns: int, counts: ChunkCounts | None, out: Tensor) -> int:
     k, capacity = positions.numel(), out.numel()
+    assert counts is None or counts.total(n) == k
     bits, each = (counts.chunk_bits, counts.each) if counts else (0, 0)
     data, address = positions.data_ptr(), bytes_at(out, capacity)
     return _core.write_contexts(data, k, is_wide(positions), n, columns, bits, each, address, capacity)

@@ -152,12 +152,15 @@ def _prior(counts: Counter[int], lines: int) -> int:
 def contexts_encode(positions: Tensor, n: int, columns: int, counts: ChunkCounts | None, out: Tensor) -> int:
     """Write the header and the decisions if ``out`` has room for them; return the bytes, 0 if not."""
     listed, k = positions.tolist(), positions.numel()
+    assert counts is None or counts.total(n) == k
     row_prior = 0 if counts else _prior(Counter(position // columns for position in listed), num_buckets(n, columns))
     column_prior = _prior(Counter(position % columns for position in listed), columns)
     coded, interval, sending = [], _Interval(), set(listed)
 
     def decide(position: int, probability: int) -> bool:
         sent = position in sending
+        if probability == CERTAIN and not sent:
+            raise ValueError("positions that are not ascending, or not those of the chunks' counts")
         coded.extend(interval.take(sent, interval.middle(probability)))
         return sent
 

@@ -84,7 +84,7 @@ def threshold_select(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
 
 
 def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
-    """Of equal hashes the lower index comes first."""
+    """Return the k indices of the smallest hashes, ascending; of equal hashes the lower index is taken."""
     hashes = random.hash32(torch.arange(n, dtype=torch.int64, device=like.device), random.key(seed, random.POSITIONS))
     order = torch.sort(hashes, stable=True).indices[:k]
     return order.sort().values.to(index_dtype(n))

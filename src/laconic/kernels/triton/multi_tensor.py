@@ -268,16 +268,25 @@ def _encode_buckets(
     tl.atomic_max(amax_bits + slot, part_amax_bits, sem="relaxed")
 
 
+def _launch_encode_buckets(
+    tensors: Tensors, bucket: int, buckets: int, warps: int, bits: int, means: Addresses, packed: Addresses,
+    skip: Tensor | None, **constants: Any,
+) -> Tensor:  # fmt: skip
+    """Launch an encoder that reads so many buckets at once; return amax_bits."""
+    table_args = TensorTable.of(tensors, buckets * bucket, scale_addresses=means, packed=packed, tails=True)
+    return _launch_encode(
+        _encode_buckets, tensors, table_args, skip, bits, warps, BUCKET=bucket, BUCKETS=buckets, **constants
+    )
+
+
 def sign_encode_all(
     tensors: Tensors, *, bucket: int, sides: int, means: Addresses, packed: Addresses, skip: Tensor | None = None
 ) -> Tensor:
     """Encode each tensor by ``sign`` or, with two sides, ``onebit``, in buckets of at least 256; return amax_bits."""
     buckets, warps, stages = sign_tile_shape(bucket)
-    table_args = TensorTable.of(tensors, buckets * bucket, scale_addresses=means, packed=packed, tails=True)
-    return _launch_encode(
-        _encode_buckets, tensors, table_args, skip, 1, warps, ENCODE=sign_encode_part, CODING=sides, BUCKET=bucket,
-        BUCKETS=buckets, STAGES=stages,
-    )  # fmt: skip
+    return _launch_encode_buckets(
+        tensors, bucket, buckets, warps, 1, means, packed, skip, ENCODE=sign_encode_part, CODING=sides, STAGES=stages
+    )
 
 
 def sign_decode_all(
@@ -293,11 +302,9 @@ def bins_encode_all(
 ) -> Tensor:
     """Encode each tensor by ``bins`` to addresses; return amax_bits."""
     buckets, warps = tile_shape(coding.bucket, BINS_TILE)
-    table_args = TensorTable.of(tensors, buckets * coding.bucket, scale_addresses=means, packed=packed, tails=True)
-    return _launch_encode(
-        _encode_buckets, tensors, table_args, skip, coding.bits, warps, BUCKET=coding.bucket, BUCKETS=buckets,
-        **bins_constants(coding),
-    )  # fmt: skip
+    return _launch_encode_buckets(
+        tensors, coding.bucket, buckets, warps, coding.bits, means, packed, skip, **bins_constants(coding)
+    )
 
 
 def bins_decode_all(
@@ -314,14 +321,21 @@ def bins_decode_all(
 # are one tensor to all kernels except those that gather and scatter them.
 
 
-@triton.jit(do_not_specialize=["rotation_low", "rotation_high"])
-def _gather(table, parts, out, decay, rotation_low, rotation_high, ROTATED: tl.constexpr, ALIGNED: tl.constexpr):
+@triton.jit
+def _program_block(table, parts):
+    """Return a program's number, the row of its tensor, its block, that block's begin and offsets, and the size."""
     number = tl.program_id(0)
     row = table + tl.load(parts + 2 * number) * FIELDS
     block = tl.load(parts + 2 * number + 1)
     begin = block.to(tl.int64) * 1024
     offsets = tl.arange(0, 1024)[None, :]
     n = tl.load(row + 5)
+    return number, row, block, begin, offsets, n
+
+
+@triton.jit(do_not_specialize=["rotation_low", "rotation_high"])
+def _gather(table, parts, out, decay, rotation_low, rotation_high, ROTATED: tl.constexpr, ALIGNED: tl.constexpr):
+    number, row, block, begin, offsets, n = _program_block(table, parts)
     v = load_tile(load_pointer(row, 0, ALIGNED), offsets, begin, n, 1024)
     if ROTATED:
         v = hadamard(v * ROTATION_SCALE * rotation_signs(offsets, block * 4, rotation_low, rotation_high), 1)
@@ -351,12 +365,7 @@ def _scatter(
     table, parts, integers, clips, flag, total, rotation_low, rotation_high,
     WIDTH: tl.constexpr, ROTATED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    number = tl.program_id(0)
-    row = table + tl.load(parts + 2 * number) * FIELDS
-    block = tl.load(parts + 2 * number + 1)
-    begin = block.to(tl.int64) * 1024
-    offsets = tl.arange(0, 1024)[None, :]
-    n = tl.load(row + 5)
+    number, row, block, begin, offsets, n = _program_block(table, parts)
     coded = n
     if ROTATED:
         coded = (n + 1023) // 1024 * 1024

@@ -121,19 +121,19 @@ class Exchange:
 
     def run(self, link: Connection) -> tuple[Took, Reply]:
         """Encode, send, wait for the reply and decode it."""
-        began, outbox = time.monotonic(), PushBuffer()
+        began, pushed = time.monotonic(), PushBuffer()
         if self._summands is not None and self._summands.must_agree:
             self._settle(link, self._summands)
-        pending = self._sender.submit(link.exchange, self.sequence, outbox, outbox.score)
+        pending = self._sender.submit(link.exchange, self.sequence, pushed, pushed.score)
         sent = 0
         try:
             for name, x in self._gradients.items():
                 frame = self._encode(name, x)
                 sent += len(frame)
-                outbox.put(self._slots[name], frame)
-            outbox.end()
+                pushed.put(self._slots[name], frame)
+            pushed.end()
         except BaseException as error:
-            outbox.fail(error)
+            pushed.fail(error)
             raise
         encoded = time.monotonic()
         reply = pending.result()
@@ -188,7 +188,7 @@ def expected(job: Job, shapes: Shapes, seed: int = 0, rounds: int = 1) -> list[s
     core, answers = core_of(job, shapes), list[str]()
     workers = [Exchange(number, job, shapes, seed) for number in range(job.workers)]
     links = [InProcessConnection(core, number) for number in range(job.workers)]
-    seat(core)
+    join_all(core)
     for _ in range(rounds):
         for worker in workers:
             worker.prepare()
@@ -201,7 +201,7 @@ def expected(job: Job, shapes: Shapes, seed: int = 0, rounds: int = 1) -> list[s
     return answers
 
 
-def seat(core: Core) -> None:
+def join_all(core: Core) -> None:
     """Join all workers at version 0."""
     for worker in range(core.job.workers):
         versions = core.welcome(worker, 0, core.slots.fingerprint)["versions"]

@@ -151,27 +151,27 @@ def measure_load(
             "version": __version__,
             "frames": [str(folder / "frame")],
         }
-        crowd = [
+        programs = [
             stack.enter_context(_program(order | {"numbers": list(range(first, clients, processes))}))
             for first in range(processes)
         ]
-        for one in crowd:
-            if _line(one)["torch"]:
+        for program in programs:
+            if _line(program)["torch"]:
                 raise WrongResultError("clients that are to have no torch have loaded it")
         began = time.monotonic()
         until = began + seconds
-        for one in crowd:
-            _say(one, str(until))
+        for program in programs:
+            _say(program, str(until))
         samples = []
         while (now := time.monotonic()) < until:
             samples.append(Sample.of(answer["pid"], now - began))
             tell(f"load: {clients} clients, {now - began:.0f} of {seconds:.0f} s")
             time.sleep(min(EVERY, max(0.0, until - now)))
-        reports = [_line(one) for one in crowd]
+        reports = [_line(program) for program in programs]
         traffic = server.do("traffic")
-        for one in crowd:
-            _say(one, "done")
-            one.wait(60)
+        for program in programs:
+            _say(program, "done")
+            program.wait(60)
         each = [client for one in reports for client in one["acknowledged"]]
         errors = tuple(error for one in reports for error in one["errors"])
         acknowledged = tuple(sorted(took for client in each for _, took in client))

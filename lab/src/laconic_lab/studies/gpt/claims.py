@@ -45,7 +45,7 @@ def _every_step(results: Results) -> Evidence | None:
 
 
 def _beside_demo(results: Results) -> Evidence | None:
-    """The same run in per cent above DeMo, which sends more."""
+    """Our best run in every step that sends no more than DeMo, in per cent above DeMo."""
     demo = results.best("frontier", "DeMo")
     ours = [row for row in results.of("frontier") if row.is_local and row.values["every"] == 1]
     if demo is None or not ours:

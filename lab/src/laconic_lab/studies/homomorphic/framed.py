@@ -14,7 +14,7 @@ __all__ = ["FramedRound"]
 
 
 class FramedRound:
-    """Like ``Round``, slot by slot: each worker's contribution, one sum and one decoding.
+    """One round by laconic's packets, slot by slot: each worker's contribution, one sum and one decoding.
 
     Args:
         slots: Names and shapes, in the order of the flat tensor.

@@ -7,13 +7,13 @@ which curve overtakes which, and where. Claims about its formulas are checked by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from laconic.plan.jang2017 import ALEXNET, GIGABIT, GZIP, NODES, WORKERS
 from laconic_lab.studies.claims import Claim, Evidence, How
 from laconic_lab.studies.intervals import Interval
-from laconic_lab.studies.jang2017.results import Results
+from laconic_lab.studies.jang2017.results import CompressedModel, Results
 
 __all__ = ["CLAIMS"]
 
@@ -78,19 +78,18 @@ def _share_of_products(results: Results) -> Evidence | None:
 
 
 def _measured_h(results: Results) -> Evidence | None:
-    if not results.layers:
-        return None
-    best = min(results.layers, key=lambda layer: layer.h)
-    basis = f"{best.scheme}, rho {best.rho:.3f}: one CPU thread, batch 16, untrained"
-    return _single(best.h, basis, "measured", best.source)
+    return _smallest_h(results.layers, lambda _: "one CPU thread, batch 16")
 
 
 def _measured_h_on_gpu(results: Results) -> Evidence | None:
-    if not results.on_gpu:
+    return _smallest_h(results.on_gpu, lambda model: f"one launch a step, batch {model.source['batch']}")
+
+
+def _smallest_h(models: Sequence[CompressedModel], how: Callable[[CompressedModel], str]) -> Evidence | None:
+    if not models:
         return None
-    best = min(results.on_gpu, key=lambda layer: layer.h)
-    basis = f"{best.scheme}, rho {best.rho:.3f}: one launch a step, batch {best.source['batch']}, untrained"
-    return _single(best.h, basis, "measured", best.source)
+    best = min(models, key=lambda model: model.h)
+    return _single(best.h, f"{best.scheme}, rho {best.rho:.3f}: {how(best)}, untrained", "measured", best.source)
 
 
 CLAIMS = (

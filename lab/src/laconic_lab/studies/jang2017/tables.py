@@ -195,7 +195,7 @@ def _runs(results: Results) -> Table:
             f"{1e3 * run['predicted_s']:.4g}", f"{1e3 * run['measured_s']:.4g}",
             f"{1e3 * low:.4g} to {1e3 * high:.4g}", f"{100 * _error(run):+.1f} %", _other_load(run),
         ])  # fmt: skip
-    columns = ["engine", "workers", "cable", "codec", "push, MB", "predicted, ms", "measured, ms", "quartiles, ms",
+    columns = ["engine", "workers", "link", "codec", "push, MB", "predicted, ms", "measured, ms", "quartiles, ms",
                "error", "other processes' share of the cores"]  # fmt: skip
     return make_table("Predicted and measured", columns, rows)
 
@@ -222,5 +222,5 @@ def _choices(results: Results) -> Table:
         choice = _choice(group)
         rows.append([engine, str(workers), rate, choice["chosen"], choice["best"],
                      f"{100 * choice['behind']:.1f} %", f"{choice['gain']:.2f}"])  # fmt: skip
-    columns = ["engine", "workers", "cable", "recommended", "measured best", "behind it", "times as fast as none"]
+    columns = ["engine", "workers", "link", "recommended", "measured best", "behind it", "times as fast as none"]
     return make_table("Recommended and best", columns, rows)

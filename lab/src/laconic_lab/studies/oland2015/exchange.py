@@ -163,7 +163,7 @@ def average_biases(networks: Networks) -> None:
 def exchange_packets(
     networks: Networks, all_quantizers: Sequence[Quantizer], *, seed: int, gradients: Tensor | None = None
 ) -> Traffic:
-    """Do the same with real frames, a run at a time; bytes are the mean over all workers."""
+    """Exchange the weights by real frames, a run at a time; bytes are the mean over all workers."""
     traffic = Traffic.empty(networks.runs)
     for run, quantizer in enumerate(all_quantizers):
         for i, shape in enumerate(LAYERS):

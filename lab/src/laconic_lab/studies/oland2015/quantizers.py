@@ -27,11 +27,11 @@ class Fitted(Protocol):
 
     @property
     def levels(self) -> Tensor | None:
-        """[runs]: number of bins, 1 where all weights are equal; None where values are not quantized."""
+        """Number of bins of each run, 1 where all weights are equal; None where values are not quantized."""
 
     @property
     def low(self) -> Tensor | None:
-        """[runs]: the lower end of the range."""
+        """Lower end of each run's range."""
 
     def decode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the decoded values of these columns of the layer and, if a coder follows, symbol + bins * run."""

@@ -77,7 +77,7 @@ class Series:
     coded_bits: Tensor
     derivative: Tensor | None = None
     entropy: Tensor | None = None
-    anatomy: dict[str, Any] | None = None
+    decomposition: dict[str, Any] | None = None
     measured: str = ""
     comparison: Comparison = field(default_factory=Comparison)
 
@@ -104,7 +104,7 @@ class Series:
             values["accuracy_std_by_epoch"] = rounded(self.accuracy.std(1, correction=0), 3)
         if self.derivative is not None and self.entropy is not None:
             values |= _entropy_values(self.derivative, self.entropy)
-        return values | (self.anatomy or {})
+        return values | (self.decomposition or {})
 
 
 def _entropy_values(derivative: Tensor, entropy: Tensor) -> dict[str, Any]:
@@ -259,7 +259,7 @@ class _BatchResults:
         self.raw_bits, self.whole_bits, self.nbytes, self.derivative = (
             torch.zeros(epochs, layers, runs, dtype=torch.float64) for _ in range(4)
         )
-        self.anatomy: dict[str, Any] = {}
+        self.decomposition: dict[str, Any] = {}
         self.entropy = None
         if entropy:
             shape = (epochs, layers, len(ENTROPY_BITS), len(ENTROPY_RATES), runs)
@@ -279,12 +279,12 @@ class _BatchResults:
                     self.entropy[epoch, i, m, f] = quantizers.entropy(sampled, low, high, bits_by_run).cpu()
 
     def add_variants(self, epoch: int, results: dict[str, Any], num_images: int) -> None:
-        """Add the results of ``error_decomposition.dissect``."""
-        self.anatomy.setdefault("anatomy_epochs", []).append(epoch + 1)
+        """Add the results of ``error_decomposition.dissect``, whose names in Records begin with ``anatomy_``."""
+        self.decomposition.setdefault("anatomy_epochs", []).append(epoch + 1)
         for name, value in results.items():
             if isinstance(value, Tensor):
                 value = 100 * float(value.to(torch.float64).mean()) / num_images
-            self.anatomy.setdefault(f"anatomy_{name}", []).append(float(f"{value:.4g}"))
+            self.decomposition.setdefault(f"anatomy_{name}", []).append(float(f"{value:.4g}"))
 
     def series(self, units: Sequence[Unit], num_images: int, measured: str, comparison: Comparison) -> Iterator[Series]:
         start = 0
@@ -296,5 +296,5 @@ class _BatchResults:
             yield Series(
                 unit, 100 * self.right[:, runs] / num_images, self.raw_bits[..., runs], self.whole_bits[..., runs],
                 coded_bits[..., runs], self.derivative[..., runs] if self.entropy is not None else None,
-                self.entropy[..., runs] if self.entropy is not None else None, self.anatomy, measured, comparison,
+                self.entropy[..., runs] if self.entropy is not None else None, self.decomposition, measured, comparison,
             )  # fmt: skip
