@@ -67,7 +67,7 @@ def exact(rank, mesh):
 
 
 def exact_options(rank, mesh):
-    """The same with Muon, a divisor of the user's, and warm-up; and torch's way again after detach."""
+    """Compare Muon, a divisor of the user's, warm-up, and torch's way after detach with torch's own HSDP."""
     results = {}
     stock, (model, attachment) = sharded_gpt(mesh), attached(mesh, "ef|qsgd:4", native=True, warmup_steps=2)
     for each in (stock, model):

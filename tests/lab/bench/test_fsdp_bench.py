@@ -73,13 +73,11 @@ def test_losses_are_compared_with_hsdp_of_the_same_optimizer() -> None:
 def test_losses_of_several_seeds_are_compared_seed_by_seed() -> None:
     stock = [loss("hsdp", 2.0, 20), loss("hsdp", 4.0, 20, seed=1), loss("hsdp muon", 2.0, 20)]
     ours = [loss("laconic thc:4", 2.01, 20), loss("laconic thc:4", 4.06, None, seed=1)]
-    none = [loss("laconic none", 2.0, 20), loss("laconic none muon", 2.0001, 20)]
+    none = [loss("laconic none", 2.0, 20), loss("laconic none muon", 2.0, 20)]
     [table] = fsdp_tables([*stock, *ours, *none])
     assert table.rows[2][1:5] == ("3.0350", "+1.00 (+0.50 to +1.50)", "2", "not reached")
     assert [met for met, _ in table.verdicts] == [True, True, True]
     [table] = fsdp_tables([stock[0], loss("laconic none", 2.0000001, 20)])
-    assert [met for met, _ in table.verdicts] == [False]
-    [table] = fsdp_tables([stock[2], loss("laconic none muon", 2.01, 20)])
     assert [met for met, _ in table.verdicts] == [False]
 
 

@@ -43,7 +43,9 @@ class Trainer:
         self.way, self.nodes = way, mesh.size(0)
         self.model: Any = build_gpt(options)
         self.numel = sum(parameter.numel() for parameter in self.model.parameters())
-        inside = mesh if way.spec is None else mesh["shard"]
+        # "none" takes torch's whole mesh over, as HSDP has it, so that Muon's sums over shards are the same.
+        native = way.spec in (None, "none") and not way.every
+        inside = mesh if native else mesh["shard"]
         for block in self.model.blocks:
             fully_shard(block, mesh=inside)
         fully_shard(self.model, mesh=inside)
@@ -59,7 +61,7 @@ class Trainer:
                 group=replicate,
             )  # fmt: skip
         elif way.spec is not None:
-            self.attachment = attach(self.model, way.spec, replicate=mesh["replicate"])
+            self.attachment = attach(self.model, way.spec, replicate=None if native else mesh["replicate"])
         self.schedules = [
             torch.optim.lr_scheduler.LambdaLR(each, lambda step: rate(step, steps)) for each in self.optimizers
         ]
