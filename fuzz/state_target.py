@@ -27,6 +27,7 @@ from laconic.collective.exchange import Exchange
 from laconic.collective.groups import release_group
 from laconic.collective.point_to_point import PointToPoint
 from laconic.errors import ConfigError, InputError, NonFiniteError
+from laconic.packet import TensorSpec
 from laconic.pipeline.messages import Position
 from laconic.pipeline.traffic import Traffic
 from laconic.pipeline.traffic import load as load_traffics
@@ -157,6 +158,27 @@ def _pipeline() -> Holder:
     return Holder(state, lambda saved: load_traffics(saved, traffics), step)
 
 
+def _transform() -> Holder:
+    """Return both ends of a stage by transform coding, with a basis, a part of the next one and second moments."""
+    traffic = Traffic("klt:4", "forward", 0, seed=0, delta=False, nonfinite="spread", error_every=0)
+    first, spec = Position(0, 0), TensorSpec((4, 32, 16), torch.float32)
+
+    def step(number: int) -> list[Tensor]:
+        outs = []
+        for turn in range(70 if number < 2 else 1):
+            sent, received = ([row[2:] for row in traffic.shared() if row[1] == end] for end in ("sender", "receiver"))
+            x = ramp(2048).view(spec.shape) * (1 + (number + turn) % 7)
+            message = traffic.sender.message(x, first)
+            assert message is not None
+            if sent == received:  # else stages raise ConfigError in the first step after they have loaded a state
+                assert message.numel() == traffic.receiver.expected_nbytes(spec, first)
+                outs.append(torch.empty(spec.shape))
+                traffic.receiver.read(message, outs[-1], first)
+        return outs
+
+    return Holder(lambda: traffic_state(traffic), lambda saved: load_traffics(saved, [traffic]), step)
+
+
 def _torchft() -> Holder:
     memory = ReplicaMemory("ef|qsgd:4", POLICY, "skip", Counts())
     memory.join(dist.group.WORLD)  # type: ignore[arg-type]
@@ -174,7 +196,7 @@ HOLDERS: tuple[Callable[[], Holder], ...] = (
     *(lambda spec=spec: _exchange(spec) for spec in SPECS), _channel, _collectives, _point_to_point,
     lambda: _local(codec="ef|qsgd:4", every=2), lambda: _local(codec="none", every=2, outer="nesterov"),
     lambda: _local(codec="ef|qsgd:4", every=2, fragments=2, overlap=1, outer="nesterov"), _torchft,
-    lambda: _attached(False), lambda: _attached(True), _pipeline,
+    lambda: _attached(False), lambda: _attached(True), _pipeline, _transform,
 )  # fmt: skip
 
 

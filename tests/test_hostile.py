@@ -126,8 +126,8 @@ def test_valid_frame_decodes_after_an_invalid_one():
 
 @pytest.mark.parametrize("noise", range(20))
 def test_random_bytes_raise_frame_error(noise):
-    dice = torch.Generator().manual_seed(noise)
-    blob = bytes(torch.randint(0, 256, (noise * 37,), generator=dice, dtype=torch.uint8).tolist())
+    generator = torch.Generator().manual_seed(noise)
+    blob = bytes(torch.randint(0, 256, (noise * 37,), generator=generator, dtype=torch.uint8).tolist())
     with pytest.raises(FrameError):
         laconic.decode(blob)
     with pytest.raises(FrameError):

@@ -61,9 +61,9 @@ def random_shape(rng: random.Random, largest: int) -> list[int]:
 
 def random_tensor(rng: random.Random, largest: int) -> torch.Tensor:
     """Return values of very different sizes: constant, sparse, tiny and huge ones, too."""
-    dice = torch.Generator().manual_seed(rng.getrandbits(40))
+    generator = torch.Generator().manual_seed(rng.getrandbits(40))
     shape, kind = random_shape(rng, largest), rng.randrange(8)
-    x = torch.randn(shape, generator=dice, dtype=torch.float64)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
     if kind == 0:
         x = x**5
     elif kind == 1:

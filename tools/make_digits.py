@@ -49,7 +49,7 @@ def contents(mnist: data.Images) -> bytes:
 
 
 def gzipped(raw: bytes) -> bytes:
-    """Not by the gzip module, whose header depends on Python's version."""
+    """Return gzip's bytes, without the gzip module, whose header depends on Python's version."""
     press = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     return press.compress(raw) + press.flush()
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 import laconic
 from laconic.errors import ConfigError, FrameError, NonFiniteError
 from laconic.packet import TensorSpec
+from laconic.pipeline.ends import make_receiver, make_sender
 from laconic.pipeline.messages import Position, Receiver, Sender, message_nbytes, stage_codec
+from laconic.pipeline.traffic import Traffic, load, save
 
 SHAPE = (4, 16, 64)
 FIXED = (
@@ -115,6 +117,14 @@ def test_differences_approach_a_sample_that_is_sent_again():
     assert all(torch.equal(copy, receiver.copies.by_sample[key].values) for key, copy in before.items())
 
 
+def test_copies_beyond_float16_saturate():
+    sender, receiver = ends("thc:2", delta=True)
+    for step in range(4):
+        x = torch.sign(activations(step)).half() * torch.finfo(torch.float16).max
+        assert bool(send(sender, receiver, x, sample="a").isfinite().all())
+    assert max(float(copy.values.abs().max()) for copy in receiver.copies.by_sample.values()) > 65504
+
+
 def test_a_sample_that_is_not_finite_leaves_both_copies_alone():
     sender, receiver = ends("qsgd:4", delta=True)
     send(sender, receiver, activations())
@@ -191,3 +201,37 @@ def test_stages_on_a_gpu_send_the_bytes_of_those_on_a_cpu(spec, delta):
         for (_, receiver), message, out in zip((on_host, on_gpu), messages, outs, strict=True):
             receiver.read(message, out, FIRST)
         assert torch.equal(outs[0], outs[1].cpu())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_transform_coding_on_a_gpu_rotates_and_resumes(dtype):
+    """The basis is computed on the GPU and travels through the host; a group of zeros and autocast change nothing."""
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(4, 64, generator=generator)
+    options = {"seed": 3, "delta": False, "nonfinite": "spread", "error_every": 1}
+    traffic, resumed = (Traffic("klt:2", "forward", 0, **options) for _ in range(2))
+
+    def exchange(which: Traffic, x: torch.Tensor) -> torch.Tensor:
+        nbytes = which.receiver.expected_nbytes(TensorSpec.of(x), FIRST)
+        with torch.autocast("cuda", dtype=torch.float16):
+            message, out = which.sender.message(x, FIRST), torch.empty_like(x)
+            assert message.is_cuda and message.numel() == nbytes
+            which.receiver.read(message, out, FIRST)
+        return out
+
+    for step in range(200):
+        x = torch.randn(8, 64, 4, generator=generator) @ directions
+        x = (x + 0.01 * torch.randn(x.shape, generator=generator)).to("cuda", dtype)
+        out = exchange(traffic, x)
+        if step == 130:
+            load(save(traffic), [resumed])
+        if step > 130:
+            assert torch.equal(out, exchange(resumed, x))
+    assert out.is_cuda and float((x - out).float().square().sum() / x.float().square().sum()) < 1e-3
+    assert 0 < traffic.stats.error < 1e-3
+    assert not exchange(traffic, torch.zeros_like(x)).any()
+    on_host = make_sender("klt:2", "forward", 0), make_receiver("klt:2", "forward", 1)
+    message = on_host[0].message(x.cpu(), FIRST)  # a first message is the same on both
+    assert torch.equal(message, make_sender("klt:2", "forward", 0).message(x, FIRST).cpu())

@@ -5,97 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from stage_runs import BATCH, CPU, MICRO_BATCHES, SINGLE, WIDTH, Part, data, loss_fn, run, take
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
     ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
     SplitPoint,
     pipeline,
 )
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 import laconic
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.pipeline import compress
 from laconic.pipeline.messages import Position, Receiver, Sender, stage_codec
 from ranks import LogCapture, failures, run_ranks, same
-
-CPU = torch.device("cpu")
-WIDTH, BATCH, MICRO_BATCHES = 64, 32, 4
-TRANSFORM_PERIOD = 134
-"""Messages in which a basis of ``klt:6`` travels, for micro-batches of these sizes."""
-SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-MULTI = {
-    "interleaved": ScheduleInterleaved1F1B, "zero bubble": ScheduleInterleavedZeroBubble, "bfs": ScheduleLoopedBFS,
-    "zbv": ScheduleZBVZeroBubble,
-}  # fmt: skip
-
-
-class Part(nn.Module):
-    """One stage: a residual layer; the tokens that came with the activations go on unchanged."""
-
-    def __init__(self, index: int, *, tokens: bool = False, checkpointed: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(100 + index)
-        self.layer = nn.Linear(WIDTH, WIDTH)
-        self.tokens, self.checkpointed = tokens, checkpointed
-
-    def inner(self, x):
-        return x + torch.tanh(self.layer(x))
-
-    def forward(self, x, tokens=None):
-        y = checkpoint(self.inner, x, use_reentrant=False) if self.checkpointed else self.inner(x)
-        return (y, tokens) if self.tokens else y
-
-
-def loss_fn(output, target):
-    return (output - target).square().mean()
-
-
-def data(step: int = 0, batch: int = BATCH):
-    generator = torch.Generator().manual_seed(7 + step)
-    return torch.randn(batch, 8, WIDTH, generator=generator), torch.randn(batch, 8, WIDTH, generator=generator)
-
-
-def stages_of(rank: int, world: int, kind: str) -> list[int]:
-    if kind in SINGLE:
-        return [rank]
-    return [rank, 2 * world - 1 - rank] if kind == "zbv" else [rank, rank + world]
-
-
-def run(kind: str, rank: int, world: int, *, codecs=None, steps: int = 2, group=None, wrap=lambda module: module,
-        part=Part, **options):  # fmt: skip
-    """Train some steps; return the gradients of the last one, the losses, the compressions and the schedule."""
-    indices = stages_of(rank, world, kind)
-    modules = [wrap(part(index)) for index in indices]
-    total = world * len(indices)
-    stages = [PipelineStage(m, i, total, CPU, group=group) for m, i in zip(modules, indices, strict=True)]
-    compressions = [] if codecs is None else [compress(stage, *codecs, **options) for stage in stages]
-    if kind in SINGLE:
-        schedule = SINGLE[kind](stages[0], MICRO_BATCHES, loss_fn=loss_fn)
-    else:
-        schedule = MULTI[kind](stages, MICRO_BATCHES, loss_fn=loss_fn)
-    losses: list[torch.Tensor] = []
-    for step in range(steps):
-        for module in modules:
-            module.zero_grad()
-        take(schedule, step, stages, losses)
-    gradients = [p.grad.clone() for module in modules for p in module.parameters()]
-    return gradients, [loss.detach() for loss in losses], compressions, schedule
-
-
-def take(schedule, step, stages, losses=None, batch: int = BATCH):
-    x, y = data(step, batch)
-    arguments = (x,) if any(stage.is_first for stage in stages) else ()
-    target = y if any(stage.is_last for stage in stages) else None
-    return schedule.step(*arguments, target=target, losses=losses)
 
 
 def schedules(rank, world, kinds):
@@ -120,7 +46,7 @@ def schedules(rank, world, kinds):
 def two_ranks(rank, world):
     results = schedules(rank, world, ("gpipe", "1f1b", "interleaved"))
     results |= simulated(rank, world) | bad_input(rank, world) | nonfinite(rank, world) | resumed(rank, world)
-    return results | evaluated(rank, world) | transformed(rank, world)
+    return results | evaluated(rank, world)
 
 
 def two_ranks_slowly(rank, world):
@@ -152,37 +78,6 @@ def simulated(rank, world):
             sent.backward(gradient)
     expected = [p.grad / MICRO_BATCHES for p in parts[rank].parameters()]
     return {"simulated": same(gradients, expected)}
-
-
-def transformed(rank, world):
-    """Transform coding gives close gradients once both ends have a basis, and a resumed run the same bits."""
-    results, steps = {}, 2 * TRANSFORM_PERIOD // MICRO_BATCHES + 2
-    options = {"codecs": ("klt:6", "klt:6"), "error_every": 1}
-    for kind in ("gpipe", "1f1b", "interleaved"):
-        plain, _, _, _ = run(kind, rank, world, steps=steps)
-        ours, _, compressions, _ = run(kind, rank, world, steps=steps, **options)
-        close = [float((a - b).norm() / b.norm()) for a, b in zip(ours, plain, strict=True)]
-        results[f"transformed {kind}"] = 0 < max(close) < 0.1  # noise, in which no direction stands out
-        numbers = {
-            transform.number
-            for compression in compressions
-            for traffic in (compression._forward, compression._backward)
-            for _, transforms in traffic.transforms()
-            for transform in transforms.by_tensor.values()
-        }
-        results[f"transformed counts {kind}"] = numbers == {steps * MICRO_BATCHES}
-        results[f"transformed pending {kind}"] = not any(
-            t.arriving for c in compressions for t in (c._forward, c._backward)
-        )
-    _, _, (saved,), _ = run("1f1b", rank, world, steps=steps - 1, **options)
-    ours, _, _, _ = run("1f1b", rank, world, steps=steps, **options)
-    module = Part(rank)
-    stage = PipelineStage(module, rank, world, CPU)
-    compression = compress(stage, "klt:6", "klt:6", error_every=1)
-    compression.load_state_dict(saved.state_dict())
-    take(Schedule1F1B(stage, MICRO_BATCHES, loss_fn=loss_fn), steps - 1, [stage])
-    results["transformed resumed"] = same(ours, [p.grad for p in module.parameters()])
-    return results
 
 
 def bad_input(rank, world):
@@ -224,7 +119,7 @@ def bad_input(rank, world):
         stage = PipelineStage(Part(0), 0, 3, CPU)
         compression = compress(stage, timeout_s=0.2)
         try:
-            compression._compare_with_neighbours()
+            compression._neighbours.compare()
         except ConfigError as error:
             results["bad alone"] = "stage 1 has not called laconic.pipeline.compress within 0.2 s" in str(error)
     else:
@@ -361,9 +256,7 @@ def ranks(tmp_path_factory):
 WHAT = ("none", "close", "bytes", "errors", "pending")
 
 
-@pytest.mark.parametrize(
-    "what", [*WHAT, "simulated", "bad", "nonfinite", "resumed", "copies", "evaluated", "transformed"]
-)
+@pytest.mark.parametrize("what", [*WHAT, "simulated", "bad", "nonfinite", "resumed", "copies", "evaluated"])
 def test_two_ranks(ranks, what):
     assert not failures(ranks, what)
 

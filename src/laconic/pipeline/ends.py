@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from laconic import counters, wire
-from laconic.codecs import codec
+from laconic.codecs import Chain, codec
 from laconic.errors import ConfigError, FrameError, NonFiniteError
-from laconic.frames import write_frame
-from laconic.packet import TensorSpec
+from laconic.frames import write_packet
+from laconic.packet import Packet, TensorSpec
 from laconic.pipeline.messages import (
     COUNT_NBYTES,
     Direction,
@@ -20,13 +19,14 @@ from laconic.pipeline.messages import (
     Receiver,
     Sender,
     WireStats,
+    copy_saturated,
     count_bytes,
     is_void,
     open_expected,
     require_zeros,
     stage_codec,
 )
-from laconic.pipeline.transform import FIRST, NAME, Transform, layout_of, transform_bits
+from laconic.pipeline.transform import FIRST, NAME, Layout, Transform, layout_of, transform_bits
 
 __all__ = ["TransformReceiver", "TransformSender", "Transforms", "make_receiver", "make_sender"]
 
@@ -38,16 +38,27 @@ class Transforms:
         self.bits = bits
         self.by_tensor: dict[int, Transform] = {}
 
-    def of(self, position: Position, spec: TensorSpec) -> Transform | str:
-        layout = layout_of(self.bits, spec)
-        if isinstance(layout, str):
-            return layout
+    def of(self, position: Position, layout: Layout, training: bool) -> Transform:
+        """Return the transform of a tensor; training begins one where there is none, evaluation leaves no trace."""
         known = self.by_tensor.get(position.tensor)
-        if known is None or known.layout != layout:
+        if known is not None and known.layout == layout:
+            return known
+        fresh = Transform(layout)
+        if training:
             if known is not None:
-                counters.count("transform_resets", 1, f"a tensor between stages has another shape: {NAME} begins again")
-            known = self.by_tensor[position.tensor] = Transform(layout)
-        return known
+                counters.count(
+                    "transform_resets",
+                    1,
+                    f"a tensor between stages has another shape or other bits: {NAME} begins again",
+                )
+            self.by_tensor[position.tensor] = fresh
+        return fresh
+
+    def layout(self, x: Tensor) -> Layout:
+        """Return the sizes of a tensor that is compressed."""
+        layout = layout_of(self.bits, TensorSpec.of(x))
+        assert isinstance(layout, Layout)
+        return layout
 
 
 class TransformSender(Sender):
@@ -58,37 +69,42 @@ class TransformSender(Sender):
         stats: WireStats | None = None,
     ) -> None:  # fmt: skip
         super().__init__(codec(FIRST), direction, stage, seed=seed, error_every=error_every, stats=stats)
-        self.text = f"{NAME}:{bits:g}"
+        self.text = f"{NAME}:{repr(bits).removesuffix('.0')}"
         self.transforms = Transforms(bits)
 
-    def _nbytes(self, spec: TensorSpec, position: Position) -> int | str:
-        transform = self.transforms.of(position, spec)
-        return transform if isinstance(transform, str) else transform.layout.nbytes(transform.number)
+    def _nbytes(self, spec: TensorSpec, position: Position, training: bool) -> int | str:
+        layout = layout_of(self.transforms.bits, spec)
+        if isinstance(layout, str):
+            return layout
+        return layout.nbytes(self.transforms.of(position, layout, training).number)
 
     def _write(self, x: Tensor, message: Tensor, position: Position, sample: int | str | None, training: bool) -> None:
-        transform = self.transforms.of(position, TensorSpec.of(x))
-        assert isinstance(transform, Transform)
-        layout, seed = transform.layout, self._seed(position)
+        layout, seed = self.transforms.layout(x), self._seed(position)
+        transform = self.transforms.of(position, layout, training)
+        if not training and not transform.number:
+            counters.count(
+                "transform_untrained", 1,
+                f"stage {self.stage} evaluates a tensor that {NAME} has not seen in training, and codes it by "
+                f"{FIRST!r}: a schedule without loss_fn never trains",
+            )  # fmt: skip
         values = x.to(torch.float32).reshape(layout.tokens, layout.width)
         frames, rest = message[COUNT_NBYTES : -layout.carried_nbytes], message[-layout.carried_nbytes :]
         message[:COUNT_NBYTES].copy_(count_bytes(transform.number))
         rest.zero_()
-        used, decoded = 0, []
-        measured = self.error_every and training and self.sent[position] % self.error_every == 0
+        used = 0
         try:
-            for chain, part in transform.encoded(values):
-                nbytes, packet = write_frame(part, chain, frames[used:], seed=seed)
-                used += nbytes
-                if measured:
-                    decoded.append(chain.decode(packet))
+            # All frames are encoded before the first one is copied: a copy from a GPU waits for it.
+            packets = [(chain, chain.encode(part, seed=seed)) for chain, part in transform.encoded(values)]
         except NonFiniteError:
             self._write_nonfinite(frames)
         else:
+            for _, packet in packets:
+                used += write_packet(packet, frames[used:])
             frames[used:].zero_()
             if training:
                 transform.observe(values)
-            if measured:
-                self._measure(values, transform.decoded(decoded))
+                if self.error_every and self.sent[position] % self.error_every == 0:
+                    self._measure(values, transform.decoded(packets, values.device))
         if training:
             carried = transform.carried()
             if carried is not None:
@@ -105,27 +121,27 @@ class TransformReceiver(Receiver):
     ) -> None:  # fmt: skip
         super().__init__(codec(FIRST), direction, stage, nonfinite=nonfinite, stats=stats)
         self.transforms = Transforms(bits)
-        self.posted: Counter[int] = Counter()
-        """Messages of each tensor whose size was asked for."""
+        self.posted: dict[int, tuple[Layout, int]] = {}
+        """By tensor: its sizes, and how many messages of these sizes are posted. Schedules read them later."""
 
     def count_posted(self) -> None:
         """Begin with the numbers of a loaded state."""
-        self.posted = Counter({tensor: each.number for tensor, each in self.transforms.by_tensor.items()})
+        self.posted = {tensor: (each.layout, each.number) for tensor, each in self.transforms.by_tensor.items()}
 
     def expected_nbytes(self, spec: TensorSpec, position: Position, *, training: bool = True) -> int | str:
-        transform = self.transforms.of(position, spec)
-        if isinstance(transform, str):
-            return transform
-        if transform.number == 0 and self.posted[position.tensor] >= transform.layout.period:
-            self.posted[position.tensor] = 0  # another shape: both ends begin again
-        number = self.posted[position.tensor]
-        self.posted[position.tensor] += training
-        return transform.layout.nbytes(number)
+        layout = layout_of(self.transforms.bits, spec)
+        if isinstance(layout, str):
+            return layout
+        known, number = self.posted.get(position.tensor, (layout, 0))
+        if known != layout:  # both ends begin again
+            number = 0
+        if training:
+            self.posted[position.tensor] = layout, number + 1
+        return layout.nbytes(number)
 
     def _read(self, message: Tensor, out: Tensor, position: Position, sample: int | str | None, training: bool) -> None:
-        transform = self.transforms.of(position, TensorSpec.of(out))
-        assert isinstance(transform, Transform)
-        layout = transform.layout
+        layout = self.transforms.layout(out)
+        transform = self.transforms.of(position, layout, training)
         if message.numel() != layout.nbytes(transform.number):
             raise FrameError(f"a message has {layout.nbytes(transform.number)} bytes, got {message.numel()}")
         number = int.from_bytes(bytes(message[:COUNT_NBYTES].tolist()), "little")
@@ -135,24 +151,23 @@ class TransformReceiver(Receiver):
                 "the state of the same step on all stages"
             )
         rest, carried = message[COUNT_NBYTES : -layout.carried_nbytes], message[-layout.carried_nbytes :]
-        parts: list[Tensor] | None = []
+        packets: list[tuple[Chain, Packet]] = []
+        finite = True
         for chain, spec in transform.shapes():
             used = wire.frame_nbytes(rest)
-            if is_void(rest[:used]):
-                parts, rest = None, rest[used:]
+            frame, rest = rest[:used], rest[used:]
+            finite = not is_void(frame)
+            if not finite:
                 break
-            assert parts is not None
-            parts.append(chain.decode(open_expected(rest[:used], chain, spec).to(out.device)))
-            rest = rest[used:]
+            packets.append((chain, open_expected(frame, chain, spec)))
         require_zeros(rest)
-        if parts is not None:
-            values = transform.decoded(parts).reshape(out.shape)
+        values = transform.decoded(packets, out.device) if finite else out
         if training:
             transform.receive(carried)
-        if parts is None:
-            self._read_nonfinite(out)
+        if finite:
+            copy_saturated(values.reshape(out.shape), out)
         else:
-            out.copy_(values)
+            self._read_nonfinite(out)
 
 
 def make_sender(spec: str, direction: Direction, stage: int, *, delta: bool = False, **options: Any) -> Sender:

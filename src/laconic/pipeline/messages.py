@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from laconic import wire
+from laconic import counters, wire
 from laconic.codecs import Chain, without_memory
 from laconic.codecs.adaptive import Adaptive
 from laconic.counters import LogOnce
@@ -31,7 +31,8 @@ from laconic.packet import FLOATS, Packet, TensorSpec
 
 __all__ = [
     "COUNT_NBYTES", "NONFINITE", "Copies", "Copy", "Direction", "Position", "Receiver", "Sample", "Sender",
-    "WireStats", "count_bytes", "is_void", "message_nbytes", "open_expected", "require_zeros", "stage_codec",
+    "WireStats", "copy_saturated", "count_bytes", "is_void", "message_nbytes", "open_expected",
+    "require_zeros", "stage_codec",
 ]  # fmt: skip
 
 Direction = Literal["forward", "backward"]
@@ -173,7 +174,7 @@ class Sender:
             training: Evaluation neither uses nor changes any memory.
         """
         spec, stats = TensorSpec.of(x), self.stats
-        nbytes = self._nbytes(spec, position)
+        nbytes = self._nbytes(spec, position, training)
         stats.messages_sent += 1
         stats.bytes_uncompressed += spec.nbytes
         if isinstance(nbytes, str):
@@ -184,14 +185,15 @@ class Sender:
             return None
         began = time.perf_counter()
         message = torch.empty(nbytes, dtype=torch.uint8, pin_memory=x.is_cuda)
-        self._write(x.detach(), message, position, sample, training)
+        with torch.autocast(x.device.type, enabled=False):  # a forward pass may be under autocast, a message never is
+            self._write(x.detach(), message, position, sample, training)
         if training:
             self.sent[position] += 1
         stats.bytes_sent += nbytes
         stats.encode_s += time.perf_counter() - began
         return message.to(x.device)
 
-    def _nbytes(self, spec: TensorSpec, position: Position) -> int | str:
+    def _nbytes(self, spec: TensorSpec, position: Position, training: bool) -> int | str:
         return message_nbytes(self.chain, spec, delta=self.copies is not None)
 
     def _seed(self, position: Position) -> int:
@@ -261,7 +263,8 @@ class Receiver:
         """Decode a message into a tensor; invalid bytes raise ``FrameError`` only."""
         began = time.perf_counter()
         try:
-            self._read(message.cpu(), out.detach(), position, sample, training)
+            with torch.autocast(out.device.type, enabled=False):
+                self._read(message.cpu(), out.detach(), position, sample, training)
         except FrameError as error:
             raise FrameError(
                 f"stage {self.stage}, micro-batch {position.micro_batch}, received {_what(self.direction)}: {error}"
@@ -293,7 +296,7 @@ class Receiver:
             )
         chain.accumulate(packet, copy.values)
         copy.updates += 1
-        out.copy_(copy.values)
+        copy_saturated(copy.values, out)
 
     def _read_nonfinite(self, out: Tensor) -> None:
         if self.nonfinite == "raise":
@@ -324,6 +327,18 @@ def open_expected(frame: Tensor, chain: Chain, spec: TensorSpec) -> Packet:
             f"{list(packet.spec.shape)} of {packet.spec.dtype} by {theirs.text!r}"
         )
     return packet
+
+
+def copy_saturated(values: Tensor, out: Tensor) -> None:
+    """Copy decoded float32 values; those beyond the range of a narrower dtype become its largest, and are counted."""
+    if out.dtype in (torch.float16, torch.bfloat16):
+        largest = torch.finfo(out.dtype).max
+        beyond = int((values.abs() > largest).sum())
+        if beyond:
+            name = str(out.dtype).removeprefix("torch.")
+            counters.count("saturated", beyond, f"decoded values beyond the range of {name} saturate")
+        values = values.clamp(-largest, largest)
+    out.copy_(values)
 
 
 def _what(direction: Direction) -> str:

@@ -55,7 +55,7 @@ class StageCompression:
             "forward": self._forward.sender.text, "backward": self._backward.sender.text,
             "delta": str(delta), "nonfinite": nonfinite,
         }  # fmt: skip
-        self._neighbours: Neighbours | None = Neighbours(stage, settings, timeout_s)
+        self._neighbours = Neighbours(stage, settings, timeout_s)
         self._samples: list[int | str] | None = None
         self._copy_resets = 0
         self._set_up_for: object = None
@@ -102,7 +102,7 @@ class StageCompression:
 
     def _sends(self, traffic: Traffic, chunk: int, operations: Operations) -> Operations:
         if operations:
-            self._compare_with_neighbours()
+            self._neighbours.compare()
         sending = []
         for number, operation in enumerate(operations):
             x = operation.tensor
@@ -132,7 +132,7 @@ class StageCompression:
 
     def _receives(self, traffic: Traffic, chunk: int, operations: Operations) -> Operations:
         if operations:
-            self._compare_with_neighbours()
+            self._neighbours.compare()
         receiving: Operations = []
         arriving: list[Arrival] = []
         for number, operation in enumerate(operations):
@@ -166,11 +166,6 @@ class StageCompression:
 
     def _sample(self, chunk: int) -> int | str | None:
         return None if self._samples is None else self._samples[chunk]
-
-    def _compare_with_neighbours(self) -> None:
-        if self._neighbours is not None:
-            self._neighbours.compare()
-            self._neighbours = None
 
     def _check_shape(self, traffic: Traffic, number: int, x: Tensor) -> None:
         """Raise if a tensor does not fit the buffers of the receiver, which torch makes in the first step."""
@@ -222,13 +217,14 @@ class StageCompression:
         return counts | {"copies_nbytes": sum(each.nbytes for each in copies), "copy_resets": self._copy_resets}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what the next step depends on: the rounding of each position, and the copies of ``delta``."""
+        """Return what the next step depends on: counts for rounding, the copies of ``delta``, the bases of ``klt``."""
         return {"stage": self._stage_and_count(), **save(self._forward), **save(self._backward)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved state; all stages load that of the same step. An invalid state changes nothing.
 
-        Copies of another stage or number of stages are dropped, which is logged and counted.
+        Copies and bases of another stage or number of stages are dropped, which is logged and counted. With ``klt`` the
+        next step compares the states of all stages, and raises ``ConfigError`` if they do not belong to one step.
         """
         where = state.get("stage") if isinstance(state, Mapping) else None
         if not isinstance(where, Tensor) or where.shape != (2,) or where.dtype != torch.int64 or where.is_meta:
@@ -239,7 +235,10 @@ class StageCompression:
             log.warning("the state is that of stage %d of %d, this is stage %d of %d: it is not used", *saved, *ours)
             state = {}
         parts = {name: x for name, x in state.items() if name != "stage"}
-        load(parts, (self._forward, self._backward))
+        traffics = self._forward, self._backward
+        load(parts, traffics)
+        if any(True for traffic in traffics for _ in traffic.transforms()):
+            self._neighbours.loaded([shared for traffic in traffics for shared in traffic.shared()])
 
     def _stage_and_count(self) -> Tensor:
         return torch.tensor([self.stage.stage_index, self.stage.num_stages])
@@ -268,7 +267,8 @@ def compress(
     Args:
         stage: A ``torch.distributed.pipelining.PipelineStage``, or a stage of a traced ``pipe.build_stage``.
         forward: Codec of activations; one whose frames have a fixed size (``thc``, ``qsgd``, ``shared``, ``uniform``,
-            ``sign``, ``bf16``, …). ``none`` leaves this direction to torch, bit for bit.
+            ``sign``, ``bf16``, …), or ``klt:bits``, transform coding, which keeps a basis at both ends. ``none``
+            leaves this direction to torch, bit for bit.
         backward: Codec of the gradients of activations.
         delta: Send activations as differences to what the receiver holds of the same sample (AQ-SGD); for data that is
             seen again. ``StageCompression.use_samples`` names the samples.
@@ -276,7 +276,8 @@ def compress(
             notices), ``skip`` (zeros) or ``raise`` (an error on both stages).
         seed: Decides all rounding; by default the rank, so that replicas of a pipeline round independently.
         error_every: Number of steps between measurements of the encoding error, for ``stats``; 0: never.
-        timeout_s: How long the first step waits for the arguments of neighbouring stages.
+        timeout_s: How long the first step waits for the arguments of neighbouring stages, and the first one after
+            ``load_state_dict`` for the states of all stages.
     """
     if not isinstance(stage, _PipelineStageBase):
         raise ConfigError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,11 @@ from laconic.errors import InputError, NonFiniteError
 from laconic.packet import TensorSpec
 from laconic.pipeline.ends import TransformReceiver, Transforms, TransformSender, make_receiver, make_sender
 from laconic.pipeline.messages import Copies, Copy, Direction, Position, Sample, WireStats
-from laconic.pipeline.transform import NAME, Transform
+from laconic.pipeline.transform import NAME, Role, Transform
 
 __all__ = ["Arrival", "Traffic", "load", "save"]
+
+_TENSOR = re.compile("0|[1-9][0-9]{0,8}")
 
 
 class Arrival(NamedTuple):
@@ -47,11 +50,20 @@ class Traffic:
     def ends(self) -> tuple[tuple[str, Copies | None], ...]:
         return ("sender", self.sender.copies), ("receiver", self.receiver.copies)
 
-    def transforms(self) -> Iterator[tuple[str, Transforms]]:
-        """Yield the ends that have a basis, with their names in states."""
-        for name, end in (("sender", self.sender), ("receiver", self.receiver)):
-            if isinstance(end, TransformSender | TransformReceiver):
-                yield f"{self.direction}/{name}/{NAME}/", end.transforms
+    def transforms(self) -> Iterator[tuple[Role, Transforms]]:
+        """Yield the ends that have a basis."""
+        if isinstance(self.sender, TransformSender):
+            yield "sender", self.sender.transforms
+        if isinstance(self.receiver, TransformReceiver):
+            yield "receiver", self.receiver.transforms
+
+    def shared(self) -> list[list[Any]]:
+        """Return, for each tensor coded by ``klt``, what this end has in common with the one on another stage."""
+        return [
+            [self.direction, role, *transform.shared()]
+            for role, transforms in self.transforms()
+            for transform in transforms.by_tensor.values()
+        ]
 
 
 def save(traffic: Traffic) -> dict[str, Tensor]:
@@ -63,9 +75,10 @@ def save(traffic: Traffic) -> dict[str, Tensor]:
             name = f"{traffic.direction}/{end}/{tensor}/{_name(sample)}"
             state[name] = copy.values.clone()
             state[f"{name}/updates"] = torch.tensor(copy.updates)
-    for prefix, transforms in traffic.transforms():
+    for role, transforms in traffic.transforms():
         for tensor, transform in transforms.by_tensor.items():
-            state |= {f"{prefix}{tensor}/{name}": x for name, x in transform.save().items()}
+            prefix = f"{_prefix(traffic, role)}{tensor}"
+            state |= {f"{prefix}/{name}": x for name, x in transform.save().items()}
     return state
 
 
@@ -74,7 +87,7 @@ def load(state: Mapping[str, Tensor], traffics: Sequence[Traffic]) -> None:
     sent: list[Counter[Position]] = []
     loaded: list[tuple[Copies, dict[tuple[int, Sample], Copy]]] = []
     bases: list[tuple[Transforms, dict[int, Transform]]] = []
-    known = set()
+    known: set[str] = set()
     if not all(isinstance(name, str) for name in state):
         raise InputError("expected the result of StageCompression.state_dict, a mapping from names")
     for traffic in traffics:
@@ -90,9 +103,12 @@ def load(state: Mapping[str, Tensor], traffics: Sequence[Traffic]) -> None:
                 continue
             loaded.append((copies, {_key(name.removeprefix(prefix)): _copy(state, name) for name in names}))
             known.update(names, (f"{name}/updates" for name in names))
-        for prefix, transforms in traffic.transforms():
-            names = [name for name in state if name.startswith(prefix)]
-            bases.append((transforms, _transforms(state, prefix, names)))
+        for role, transforms in traffic.transforms():
+            names = [name for name in state if name.startswith(_prefix(traffic, role))]
+            by_tensor = _transforms(state, _prefix(traffic, role), names, role)
+            if role == "sender" and any(f"/{NAME}/" in name for name in state):  # else a state of another codec
+                _require_all_sent(traffic, by_tensor, sent[-1])
+            bases.append((transforms, by_tensor))
             known.update(names)
     foreign = sorted(set(state) - known)
     if foreign:
@@ -108,14 +124,32 @@ def load(state: Mapping[str, Tensor], traffics: Sequence[Traffic]) -> None:
             traffic.receiver.count_posted()
 
 
-def _transforms(state: Mapping[str, Tensor], prefix: str, names: Sequence[str]) -> dict[int, Transform]:
+def _prefix(traffic: Traffic, role: Role) -> str:
+    return f"{traffic.direction}/{role}/{NAME}/"
+
+
+def _transforms(state: Mapping[str, Tensor], prefix: str, names: Sequence[str], role: Role) -> dict[int, Transform]:
     fields: dict[int, dict[str, Tensor]] = {}
     for name in names:
         tensor, _, field = name.removeprefix(prefix).partition("/")
-        if not tensor.isdecimal() or field not in Transform.SAVED:
-            raise InputError(f"{name!r} in the saved state does not name a tensor of a stage")
+        if not _TENSOR.fullmatch(tensor) or field not in Transform.SAVED:
+            raise InputError(f"{name!r:.200} in the saved state does not name a tensor of a stage")
         fields.setdefault(int(tensor), {})[field] = state[name]
-    return {tensor: Transform.load(saved, f"{prefix}{tensor}") for tensor, saved in fields.items()}
+    return {tensor: Transform.load(saved, f"{prefix}{tensor}", role) for tensor, saved in fields.items()}
+
+
+def _require_all_sent(traffic: Traffic, by_tensor: Mapping[int, Transform], sent: Counter[Position]) -> None:
+    """Raise ``InputError`` unless the transforms of a sender are those of the tensors that it has sent."""
+    totals: Counter[int] = Counter()
+    for position, count in sent.items():
+        totals[position.tensor] += count
+    for tensor in sorted(set(totals) | set(by_tensor)):
+        number = by_tensor[tensor].number if tensor in by_tensor else 0
+        if not 0 < number <= totals[tensor]:
+            raise InputError(
+                f"'{_prefix(traffic, 'sender')}{tensor}' in the saved state has sent {number} messages, "
+                f"'{traffic.direction}/sent' counts {totals[tensor]}"
+            )
 
 
 def _copy(state: Mapping[str, Tensor], name: str) -> Copy:

@@ -93,7 +93,7 @@ def calibrate(
         )  # fmt: skip
         times = {model: _model_times(model, batch, points, device, quick, notify) for model in models}
         profile = Profile(
-            name, about=_about(device, threads, ranks), source="laconic calibrate", device=device, threads=threads,
+            name, about=_about(device, threads, False), source="laconic calibrate", device=device, threads=threads,
             memory=_memory(device, max(processes, default=1)),
             codecs={spec: tuple(measured) for spec, measured in points.items()}, models=times, machine=machine(),
             versions=versions(), at=datetime.now(timezone.utc).isoformat(timespec="seconds"), commit=commit(),
@@ -109,7 +109,7 @@ def calibrate(
         if ranks:
             notify("ranks")
             by_way = _or_none("collective", lambda: measure_ranks(device, turns=10 if quick else 40))
-            profile = replace(profile, collective=by_way or {})
+            profile = replace(profile, collective=by_way or {}, about=_about(device, threads, bool(by_way)))
         if peer is not None:
             notify("link")
             profile = replace(profile, links=(measure_link(peer),))
@@ -153,6 +153,7 @@ def rank_count(device: str) -> int:
 
 
 def _about(device: str, threads: int, ranks: bool) -> str:
+    """Describe the machine, and whether exchanges of ranks (if ``ranks``: they were measured) are those of one rank."""
     properties = machine()
     where = properties.get("gpu") if device == "cuda" else f"{properties['cores']} cores of {properties['cpu']}"
     alone = ranks and rank_count(device) == 1
@@ -239,16 +240,17 @@ def measure_ranks(device: str, *, turns: int = 40) -> dict[str, Transport]:
                              env=environment)
             for rank in range(ranks)
         ]  # fmt: skip
+        reason = "their error is above"
         try:
             out, _ = processes[0].communicate(timeout=RANKS_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            out = ""
+            out, reason = "", f"they took longer than {RANKS_TIMEOUT_S:g} s"
         finally:
             for process in processes:
                 process.kill()
                 process.communicate()
     if not out:
-        raise LaconicError("the exchanges of ranks could not be measured; their error is above")
+        raise LaconicError(f"the exchanges of ranks could not be measured: {reason}")
     return {way: Transport(**times) for way, times in json.loads(out).items()}
 
 
