@@ -97,9 +97,10 @@ def _losses(records: Sequence[Record]) -> ClusterTable:
     first = records[0].values
     several = len({record.seed for record in records}) > 1
     seeds = " Seeds are compared one by one; bytes are those of the worst." if several else ""
+    commands = ", ".join(dict.fromkeys(f"`{record.values['command']}`" for record in records))
     notes = (
         f"{_setting(records[0])}, {first['steps']} steps. Loss in nats a byte on held-out text; HSDP's loss is "
-        f"AdamW's last, plus 0.2 %. HSDP's bytes are those of its all-reduces.{seeds} By `{first['command']}`."
+        f"AdamW's last, plus 0.2 %. HSDP's bytes are those of its all-reduces.{seeds} By {commands}."
     )
     return ClusterTable("fsdp-loss", columns, tuple(rows), 1, notes, tuple(verdicts))
 
