@@ -57,6 +57,26 @@ def test_worker_whose_leave_is_stuck_ends(monkeypatch: pytest.MonkeyPatch) -> No
         released.set()
 
 
+def test_connection_that_cannot_be_closed_does_not_keep_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "CLOSE_TIMEOUT", 0.1)
+    released = threading.Event()
+    with serving(core_of(job_of(mode="async"), {"w": torch.zeros(8)})) as server:
+        client = client_of(server, 0)
+        begin(client)
+        channel = client._channel
+
+        class Stuck:
+            def close(self) -> None:
+                released.wait(TIMEOUT)
+                channel.close()
+
+        monkeypatch.setattr(client, "_channel", Stuck())
+        before = counters.counts().get("stuck calls", 0)
+        client.close()
+        assert not released.is_set() and counters.counts()["stuck calls"] == before + 1
+        released.set()
+
+
 def test_thread_passes_results_and_errors_on() -> None:
     calls = CallThread()
     assert calls.call(lambda: 7, TIMEOUT) == 7

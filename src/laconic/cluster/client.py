@@ -35,7 +35,7 @@ MAX_DAMAGED = 3
 FATAL = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 STUCK_AFTER = 15.0
 """Seconds after its deadline at which a call counts as stuck."""
-LEAVE_TIMEOUT = 2.0
+LEAVE_TIMEOUT = CLOSE_TIMEOUT = 2.0
 SLOWEST_LINK = 125_000
 """Bytes per second of the slowest link on which a call must not time out."""
 
@@ -219,7 +219,10 @@ class Client:
 
     def close(self) -> None:
         self._calls.close()
-        self._channel.close()
+        closing = self._close_channel()
+        closing.join(CLOSE_TIMEOUT)
+        if closing.is_alive():
+            counters.count("stuck calls", 1, f"gRPC keeps the connection to server {self.address} from being closed")
 
     def _call(self, attempt: Callable[[float], T], timeout: float) -> T:
         """Make a call with a deadline; leave one behind, and its connection, that has not ended long after it."""
@@ -230,9 +233,15 @@ class Client:
             self._reconnect()
             raise
 
+    def _close_channel(self) -> threading.Thread:
+        """Close the connection in a thread of its own: like a call, this may never end."""
+        closing = threading.Thread(target=self._channel.close, name="laconic-close", daemon=True)
+        closing.start()
+        return closing
+
     def _reconnect(self) -> None:
         """Leave a connection with a stuck call behind."""
-        threading.Thread(target=self._channel.close, name="laconic-close", daemon=True).start()  # may be stuck, too
+        self._close_channel()
         self._connect()
 
     def _receive(self, messages: Iterator[bytes], limits: Sequence[int]) -> Reply:
