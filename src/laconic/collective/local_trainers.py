@@ -7,7 +7,6 @@ Trainers save the optimizer of rank 0 only, so each rank writes its own beside t
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,12 +14,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.collective.local import LocalSGD
+from laconic.collective.rank_files import read_state, write_state
 from laconic.collective.trainers import library
-from laconic.errors import ConfigError, FileError
+from laconic.errors import ConfigError
 
 __all__ = ["TrainerLocalSGD", "accelerate_local", "lightning_local", "local_trainer"]
 
@@ -67,7 +67,7 @@ class TrainerLocalSGD:
         optimizers = [optimizer.state_dict() for optimizer in self.local.optimizers]
         file.parent.mkdir(parents=True, exist_ok=True)
         new = file.with_name(file.name + ".new")
-        _write_state({"local": self.local.state_dict(), "optimizers": optimizers}, new)
+        write_state({"local": self.local.state_dict(), "optimizers": optimizers}, new)
         new.replace(file)
 
     def load(self, file: Path) -> None:
@@ -76,7 +76,7 @@ class TrainerLocalSGD:
         if not file.exists():
             log.warning("%s does not exist: residuals start empty, and the optimizer with the trainer's state", file)
             return
-        saved = _read_state(file)
+        saved = read_state(file)
         for optimizer, state in zip(self.local.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.local.load_state_dict(saved["local"])
@@ -85,56 +85,6 @@ class TrainerLocalSGD:
 
 def _rank_file(folder: Path, prefix: str = "") -> Path:
     return folder / f"{prefix}laconic-rank{dist.get_rank()}.safetensors"
-
-
-# A state is dicts, lists and tuples of tensors and plain values. A safetensors file holds the tensors; its metadata is
-# the JSON of the rest, where a container is its kind and its items, and a tensor its name. Nothing is unpickled.
-
-
-def _write_state(state: Any, file: Path) -> None:
-    from safetensors.torch import save_file
-
-    tensors: dict[str, Tensor] = {}
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            name = str(len(tensors))
-            tensors[name] = value.detach().cpu().contiguous().clone()
-            return ["tensor", name]
-        if isinstance(value, Mapping):
-            return ["dict", [[key, plain(item)] for key, item in value.items()]]
-        if isinstance(value, list | tuple):
-            return ["list" if isinstance(value, list) else "tuple", [plain(item) for item in value]]
-        return value
-
-    save_file(tensors, file, metadata={"state": json.dumps(plain(state))})
-
-
-def _read_state(file: Path) -> Any:
-    """Return a state that ``_write_state`` wrote; ``FileError`` in one line if the file holds none."""
-    from safetensors import SafetensorError, safe_open
-
-    def restored(value: Any) -> Any:
-        if not isinstance(value, list):
-            return value
-        kind, content = value
-        if kind == "tensor":
-            return source.get_tensor(content).clone()
-        if kind == "dict":
-            return {key: restored(item) for key, item in content}
-        return {"list": list, "tuple": tuple}[kind](map(restored, content))
-
-    try:
-        if not file.is_file():  # a pipe would never end
-            raise ValueError("not a regular file")
-        with safe_open(file, framework="pt") as source:
-            state = restored(json.loads((source.metadata() or {})["state"]))
-        if not isinstance(state, dict) or {*state} != {"local", "optimizers"}:
-            raise ValueError("other names than local and optimizers")
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise FileError(f"{file} does not hold the state of a rank ({reason}): remove it to start empty") from None
-    return state
 
 
 # --------------------------------------------------------------------------------------------------------- transformers

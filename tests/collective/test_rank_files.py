@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.collective.local_trainers import _read_state, _write_state
+from laconic.collective.rank_files import read_state, write_state
 from laconic.errors import FileError
 
 
@@ -31,8 +31,8 @@ def test_state_of_optimizers_is_read_as_it_was_written(tmp_path: Path) -> None:
     optimizer.step()
     half = torch.ones(2, 3, dtype=torch.bfloat16).t()  # not contiguous
     state = {"local": {"a/b": half, "n": 3, "none": None}, "optimizers": [optimizer.state_dict(), {"lr": float("inf")}]}
-    _write_state(state, tmp_path / "state")
-    assert same(_read_state(tmp_path / "state"), state)
+    write_state(state, tmp_path / "state")
+    assert same(read_state(tmp_path / "state"), state)
 
 
 class Harmful:
@@ -40,7 +40,9 @@ class Harmful:
         return os.mkdir, ("unpickled",)
 
 
-@pytest.mark.parametrize("kind", ["pickle", "torch", "empty", "other names", "no metadata", "folder", "deep"])
+@pytest.mark.parametrize(
+    "kind", ["pickle", "torch", "empty", "other names", "no list", "no metadata", "folder", "deep"]
+)
 def test_other_file_is_refused_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "state"
@@ -51,7 +53,9 @@ def test_other_file_is_refused_in_one_line(kind: str, tmp_path: Path, monkeypatc
     elif kind == "empty":
         file.touch()
     elif kind == "other names":
-        _write_state({"local": {}}, file)
+        write_state({"local": {}}, file)
+    elif kind == "no list":
+        write_state({"local": {}, "optimizers": 2}, file)
     elif kind == "folder":
         file.mkdir()
     else:
@@ -59,5 +63,5 @@ def test_other_file_is_refused_in_one_line(kind: str, tmp_path: Path, monkeypatc
 
         save_file({}, file, metadata=None if kind == "no metadata" else {"state": "[" * 100_000})
     with pytest.raises(FileError, match="does not hold the state of a rank") as error:
-        _read_state(file)
+        read_state(file)
     assert "\n" not in str(error.value) and not (tmp_path / "unpickled").exists()
