@@ -117,6 +117,26 @@ def test_packets_of_several_targets_run_at_the_same_time(tmp_path: Path, monkeyp
     assert run_tier(tier, path, ["packets"], jobs=3)["packets"].done >= 100
 
 
+def test_a_reader_without_packets_is_given_some_though_the_goal_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def piece_record(piece: dict[str, Any]) -> Record:
+        values = {"target": piece["target"], "isa": piece["isa"], "count": 100, "broken": None}
+        return Record("faults.packets", values, seed=piece["seed"])
+
+    ran: list[dict[str, Any]] = []
+    pieces = [{"seed": seed, "target": target, "isa": "x"} for seed in range(9) for target in "abc"]
+    monkeypatch.setitem(tiers._RUNS, "packets", lambda piece: ran.append(piece) or piece_record(piece))  # type: ignore
+    monkeypatch.setitem(tiers._PIECES, "packets", lambda goal: iter(pieces))  # type: ignore[index]
+    monkeypatch.setattr(tiers, "packet_targets", lambda: ["a", "b", "c"])
+    path, tier = tmp_path / "tier.jsonl", Tier(scenarios=0, kills=0, soak=0, idle=0, packets=100)
+    write([piece_record({"seed": 3, "target": "a", "isa": "y"})], path)
+    assert run_tier(tier, path, ["packets"])["packets"].done == 300
+    assert ran == [{"seed": 0, "target": "b", "isa": "x"}, {"seed": 0, "target": "c", "isa": "x"}]
+    run_tier(tier, path, ["packets"])
+    assert len(ran) == 2
+
+
 def test_cases_of_tier_3_have_every_fault_mode_and_method() -> None:
     all_cases = cases(TIERS[3].scenarios)
     assert all_cases[:50] == cases(50) and len(set(all_cases)) == len(all_cases) == 1120

@@ -19,17 +19,22 @@ import laconic_lab
 from laconic.errors import ConfigError, LaconicError
 from laconic.records import Record
 
-__all__ = ["PACKETS_PER_PIECE", "packet_pieces", "run_packets"]
+__all__ = ["PACKETS_PER_PIECE", "packet_pieces", "packet_targets", "run_packets"]
 
 PACKETS_PER_PIECE = 200_000
 """Mutated packets of one target and seed; a twentieth for slow targets."""
+
+
+def packet_targets() -> list[str]:
+    """Return the names of the readers that can be given packets."""
+    return _output([sys.executable, str(_checkout() / "fuzz" / "run.py"), "--list"]).split()
 
 
 def packet_pieces(goal: int) -> Iterator[Mapping[str, Any]]:
     """Yield what identifies each piece, without end: the caller stops at its goal."""
     if not goal:
         return
-    targets = _output([sys.executable, str(_checkout() / "fuzz" / "run.py"), "--list"]).split()
+    targets = packet_targets()
     _sanitized("build")
     sets = _sanitized("isas").split()
     for seed in itertools.count():

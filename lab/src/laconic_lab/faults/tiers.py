@@ -26,7 +26,7 @@ from laconic_lab.faults.disk import PAGE
 from laconic_lab.faults.idle_calls import IDLE_KINDS
 from laconic_lab.faults.idle_phases import run_idle
 from laconic_lab.faults.invariants import InvariantError
-from laconic_lab.faults.packets import packet_pieces, run_packets
+from laconic_lab.faults.packets import packet_pieces, packet_targets, run_packets
 from laconic_lab.faults.soak import ROUND_S, soak
 
 __all__ = ["PARTS", "TIERS", "PartSummary", "Tier", "latest", "run_tier", "summarise"]
@@ -180,19 +180,26 @@ def run_tier(
 
 
 def _wanted(part: str, goal: int, path: Path, tell: Tell, end: float) -> Iterator[Piece]:
-    """Yield the broken pieces of a part, then missing ones until the Records reach the goal or the time is over."""
+    """Yield the broken pieces of a part, then missing ones until the Records reach the goal or the time is over.
+
+    The goal of mutated packets is that of all readers together. A reader that was added after others had reached it is
+    given a piece of its own.
+    """
     found = _latest(_read(path))[part]
     broken = [_piece(part, record) for record in _unresolved(part, list(found.values()))]
     missing = (piece for piece in _PIECES[part](goal) if tuple(piece.values()) not in found)
     pieces = itertools.chain(broken, missing)
+    unread = set(packet_targets()) - {target for _, target, _ in found} if part == "packets" and goal else set()
     for number in itertools.count():
         done = _summary(part, list(_latest(_read(path))[part].values())).done
         tell(part, min(done, goal), goal)
-        if (done >= goal and number >= len(broken)) or time.monotonic() >= end:
+        reached = done >= goal and number >= len(broken)
+        if (reached and not unread) or time.monotonic() >= end:
             return  # before the next piece is asked for: the first of mutated packets builds a core
-        piece = next(pieces, None)
+        piece = next((piece for piece in pieces if not reached or piece["target"] in unread), None)
         if piece is None:
             return
+        unread.discard(piece.get("target", ""))
         yield piece
 
 
