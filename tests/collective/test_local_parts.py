@@ -7,6 +7,7 @@ import torch
 
 import laconic
 from laconic.collective.local.fragments import _cuts
+from laconic.collective.local.outer import advise_longer_mean
 from laconic.collective.local.rounds import clip_factor, token_weight
 
 
@@ -32,3 +33,22 @@ def test_weights_and_clip_factors_of_unequal_ranks():
     assert [clip_factor([1.0, 2.0, 8.0], rank) for rank in range(3)] == [1.0, 1.0, 0.25]
     assert clip_factor([float("nan"), 1.0, 3.0], 0) == 1.0 and clip_factor([float("nan"), 1.0, 3.0], 2) == 2 / 3
     assert clip_factor([0.0, 0.0], 0) == 1.0
+
+
+def test_a_mean_of_adams_short_steps_is_advised_against_once_it_is_too_short(caplog):
+    weights = [torch.nn.Parameter(torch.zeros(3, 3))]
+    adam, sgd = torch.optim.AdamW(weights), torch.optim.SGD(weights, lr=0.1)
+    for outer, optimizers, every, replicas in (
+        ("mean", [sgd], 1, 4),
+        ("mean", [adam, sgd], 1, 4),
+        ("mean", [], 1, 4),  # the user's own steps
+        ("mean", [adam], 20, 4),  # not measured
+        ("mean", [adam], 1, 1),
+        ("mean:2", [adam], 1, 4),
+        ("nesterov", [adam], 1, 4),
+    ):
+        advise_longer_mean(outer, optimizers, every, replicas)
+    assert not caplog.records
+    advise_longer_mean("mean", [adam], 2, 4)
+    (record,) = caplog.records
+    assert "what 4 replicas' Adam did" in record.message and "outer='mean:2.0'" in record.message

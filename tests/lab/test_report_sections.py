@@ -89,9 +89,13 @@ def fsdp_records(valid: bool) -> list[Record]:
         for way, title, seconds, sent in steps
     ]  # fmt: skip
     return records + [
-        record("bench.fsdp.loss", way=way, title=title, loss=loss, curve=[[1, 3.0], [2, loss]], **common)
-        for (way, title, _, _), loss in zip(steps, (2.50, 2.51), strict=True)
+        fsdp_loss(way, title, loss, goal=2.505) for (way, title, _, _), loss in zip(steps, (2.50, 2.51), strict=True)
     ]
+
+
+def fsdp_loss(way: str, title: str, loss: float, goal: float) -> Record:
+    values = {"way": way, "title": title, "loss": loss, "goal_loss": goal, "nodes": 2, "shards": 2}
+    return record("bench.fsdp.loss", curve=[[1, 3.0], [2, loss]], **values)
 
 
 def test_fsdp_section_has_steps_losses_and_a_verdict() -> None:
@@ -104,6 +108,10 @@ def test_fsdp_section_has_steps_losses_and_a_verdict() -> None:
         "bench.fsdp", **{**fsdp_records(True)[1].values, "way": "local 20 ef|sign", "title": "local", "step_s": 0.1}
     )
     assert "take local" not in build([*fsdp_records(valid=True), local]).html  # its loss was not measured
+    second = [fsdp_loss("hsdp", "HSDP", 2.60, 2.605), fsdp_loss("laconic ef|qsgd:4", "`ef|qsgd:4`", 2.63, 2.605)]
+    several = build([*fsdp_records(valid=True), *second, fsdp_loss("hsdp", "HSDP", 9.0, 9.018)])
+    assert "last loss 2.570 beside 2.550, mean of 2 seeds" in several.html
+    assert len(lines_of(embedded(several.html), "fsdp-loss")) == 5 and turned_back(embedded(several.html)) == []
     unreliable = build(fsdp_records(valid=False))
     assert "fsdp-steps" not in unreliable.plots and "times as fast as HSDP" not in unreliable.html
 

@@ -53,9 +53,9 @@ def test_tables_judge_the_speed_and_the_counts() -> None:
     assert [met for met, _ in table.verdicts] == [False, False]
 
 
-def loss(way: str, last: float, reached: int | None, seed: int = 0) -> Record:
+def loss(way: str, last: float, reached: int | None, seed: int = 0, nodes: int = 2) -> Record:
     values: dict[str, Any] = {
-        "way": way, "title": way_of(way).title, "nodes": 2, "shards": 2, "numel": 10, "steps": 20, "loss": last,
+        "way": way, "title": way_of(way).title, "nodes": nodes, "shards": 2, "numel": 10, "steps": 20, "loss": last,
         "reached_step": reached, "node_nbytes_until_goal": 100.0, "fewer_bytes": None if reached is None else 60.0,
         "training": FSDPSettings().training(), "command": "laconic bench fsdp", "curve": [[0, 5.0], [20, last]],
     }  # fmt: skip
@@ -68,6 +68,14 @@ def test_losses_are_compared_with_hsdp_of_the_same_optimizer() -> None:
     assert [row[2] for row in table.rows] == ["+0.00", "+0.00", "+0.50", "+50.00"]
     assert [met for met, _ in table.verdicts] == [True, False, True, False]
     assert "above AdamW, torch's HSDP" in table.verdicts[2][1]
+    assert "`ef|sign` does not reach HSDP's loss; asked: 50 times fewer bytes" in table.verdicts[3][1]
+
+
+def test_losses_of_other_numbers_of_nodes_have_a_table_of_their_own() -> None:
+    four = [loss("hsdp", 3.0, 20, nodes=4), loss("local 1 ef|sign", 3.3, None, nodes=4)]
+    two, other = fsdp_tables([loss("hsdp", 2.0, 20), *four, loss("laconic thc:4", 2.02, None)])
+    assert (two.name, other.name) == ("fsdp-loss", "fsdp-loss-4x2")
+    assert [row[2] for row in two.rows] == ["+0.00", "+1.00"] and other.rows[0][1] == "3.0000"
 
 
 def test_losses_of_several_seeds_are_compared_seed_by_seed() -> None:

@@ -19,7 +19,7 @@ from laconic.collective.local import membership, state
 from laconic.collective.local.fragments import Fragment, make_fragments
 from laconic.collective.local.inside import ReplicaRanks
 from laconic.collective.local.options import LocalOptions, as_optimizers
-from laconic.collective.local.outer import Outer, OuterStep, choose_outer
+from laconic.collective.local.outer import Outer, OuterStep, advise_longer_mean, choose_outer
 from laconic.collective.local.replica import Replica, values_of
 from laconic.collective.local.rounds import LocalStats, PendingRound, Rounds
 from laconic.collective.transport import broadcast_all
@@ -110,6 +110,7 @@ class LocalSGD:
             broadcast_all(values, ranks_of(self.group)[0], self.group, self.exchange.stats)
         self._fragments = make_fragments(self._replica, fragments, every, self._outer_step)
         self._in_flight: PendingRound | None = None
+        advise_longer_mean(self.outer, self.optimizers, every, self._rounds.size)
         self._warn_about_foreign_parameters()
 
     def _share_inside(self) -> ReplicaRanks | None:

@@ -20,12 +20,15 @@ SPEED_UP, FEWER_BYTES, COUNTED, ABOVE = 6.0, 50.0, 0.03, 0.01
 
 
 def fsdp_tables(records: Sequence[Record]) -> list[ClusterTable]:
-    """Return a table of steps for each link, and one of losses."""
+    """Return a table of steps for each link, and one of losses for each number of nodes."""
     timed = [record for record in records if record.kind == "bench.fsdp"]
     links = dict.fromkeys(record.values["link"] for record in timed)
     shown = [_steps([one for one in timed if one.values["link"] == link]) for link in links]
-    losses = [record for record in records if record.kind == "bench.fsdp.loss"]
-    return [*shown, _losses(losses)] if losses else shown
+    by_nodes: dict[tuple[int, int], list[Record]] = {}
+    for record in records:
+        if record.kind == "bench.fsdp.loss":
+            by_nodes.setdefault((record.values["nodes"], record.values["shards"]), []).append(record)
+    return [*shown, *(_losses(one, first=not number) for number, one in enumerate(by_nodes.values()))]
 
 
 def _steps(records: Sequence[Record]) -> ClusterTable:
@@ -60,7 +63,8 @@ def _step_verdicts(values: Sequence[Mapping[str, Any]]) -> list[tuple[bool, str]
     return verdicts
 
 
-def _losses(records: Sequence[Record]) -> ClusterTable:
+def _losses(records: Sequence[Record], first: bool = True) -> ClusterTable:
+    """Return the table of trainings on equal nodes; all but the first are named by them."""
     by_way: dict[str, dict[int, Mapping[str, Any]]] = {}
     for record in records:
         by_way.setdefault(record.values["way"], {})[record.seed or 0] = record.values
@@ -88,21 +92,23 @@ def _losses(records: Sequence[Record]) -> ClusterTable:
             text = f"{title} ends {_percent(above)} % above {Way('', optimizer).title}, at most {100 * ABOVE:g} %"
             verdicts.append(_verdict(fmean(above) <= ABOVE, text))
         if way.every:
-            text = f"{title} sends {fewer:.0f} times fewer bytes at HSDP's loss, at least {FEWER_BYTES:g}"
+            sends = f"sends {fewer:.0f} times fewer bytes at HSDP's loss" if fewer else "does not reach HSDP's loss"
+            text = f"{title} {sends}; asked: {FEWER_BYTES:g} times fewer bytes there"
             verdicts.append(_verdict(fewer >= FEWER_BYTES, text))
     columns = (
         "way", "last loss", "% above HSDP by the same optimizer", "seeds", "HSDP's loss after steps",
         "sent by a node until then", "bytes",
     )  # fmt: skip
-    first = records[0].values
+    settings = records[0].values
     several = len({record.seed for record in records}) > 1
     seeds = " Seeds are compared one by one; bytes are those of the worst." if several else ""
     commands = ", ".join(dict.fromkeys(f"`{record.values['command']}`" for record in records))
     notes = (
-        f"{_setting(records[0])}, {first['steps']} steps. Loss in nats a byte on held-out text; HSDP's loss is "
+        f"{_setting(records[0])}, {settings['steps']} steps. Loss in nats a byte on held-out text; HSDP's loss is "
         f"AdamW's last, plus 0.2 %. HSDP's bytes are those of its all-reduces.{seeds} By {commands}."
     )
-    return ClusterTable("fsdp-loss", columns, tuple(rows), 1, notes, tuple(verdicts))
+    name = "fsdp-loss" if first else f"fsdp-loss-{settings['nodes']}x{settings['shards']}"
+    return ClusterTable(name, columns, tuple(rows), 1, notes, tuple(verdicts))
 
 
 def _none_verdict(
