@@ -110,7 +110,8 @@ class LocalSGD:
             broadcast_all(values, ranks_of(self.group)[0], self.group, self.exchange.stats)
         self._fragments = make_fragments(self._replica, fragments, every, self._outer_step)
         self._in_flight: PendingRound | None = None
-        advise_longer_mean(self.outer, self.optimizers, every, self._rounds.size)
+        if self._rounds.rank == 0:
+            advise_longer_mean(self.outer, self.optimizers, every, self._rounds.size)
         self._warn_about_foreign_parameters()
 
     def _share_inside(self) -> ReplicaRanks | None:
