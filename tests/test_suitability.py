@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from laconic.codecs import parse
-from laconic.suitability import ALTERNATIVES, VERDICTS, moments, verdict
+from laconic.suitability import NAMES, VERDICTS, alternatives, moments, verdict
 
 ADAM_LIKE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Adafactor")
 
@@ -40,11 +40,15 @@ def test_momentum_of_sgd_is_read_from_its_parameter_groups():
     assert moments(torch.optim.SGD(second_group, lr=0.1)) == "momentum"
 
 
-def test_muon_and_optimizers_named_lion_have_momentum():
+def test_optimizers_named_lion_have_momentum_and_those_named_muon_are_of_their_own_kind():
     class Lion8bit(torch.optim.Optimizer):
         pass
 
-    assert moments(torch.optim.Muon(matrix())) == moments(Lion8bit(matrix(), {"betas": (0.9, 0.99)})) == "momentum"
+    class MuonWithAuxAdam(torch.optim.Optimizer):
+        pass
+
+    assert moments(Lion8bit(matrix(), {"betas": (0.9, 0.99)})) == "momentum"
+    assert moments(torch.optim.Muon(matrix())) == moments(MuonWithAuxAdam(matrix(), {})) == "muon"
 
 
 def test_unknown_optimizers_are_judged_by_options_and_state():
@@ -55,8 +59,19 @@ def test_unknown_optimizers_are_judged_by_options_and_state():
 
 @pytest.mark.parametrize("spec", ["none", "bf16", "qsgd:4", "qsgd:8", "ef|qsgd:4", "ef|thc:4", "shared:8", "union"])
 @pytest.mark.parametrize("memory", ["none", "momentum", "adam"])
-def test_quantizers_and_lossless_codecs_suit_every_optimizer(spec, memory):
+def test_quantizers_and_lossless_codecs_suit_every_optimizer_but_muon(spec, memory):
     assert verdict(spec, memory) is None
+
+
+@pytest.mark.parametrize("spec", ["none", "bf16", "qsgd:8", "ef|thc:6", "shared:8", "union", "ef|powersgd:4"])
+def test_gradients_of_six_bits_and_more_suit_muon(spec):
+    assert verdict(spec, "muon") is None
+
+
+@pytest.mark.parametrize("spec", ["qsgd:4", "ef|qsgd:4", "thc:4", "ef:0.5|thc:4", "ef|sign", "onebit", "terngrad"])
+def test_gradients_of_few_bits_do_not_suit_muon_and_eight_bits_or_changes_are_advised(spec):
+    advice = verdict(spec, torch.optim.Muon(matrix()))
+    assert "does not suit Muon" in advice and "laconic.LocalSGD(" in advice and "attach 'qsgd:8'" in advice
 
 
 @pytest.mark.parametrize(
@@ -79,6 +94,7 @@ def test_quantizers_and_lossless_codecs_suit_every_optimizer(spec, memory):
 )
 def test_sparse_and_biased_codecs_do_not_suit_moments(spec, unsuited):
     assert {memory for memory in ("none", "momentum", "adam") if verdict(spec, memory)} == unsuited
+    assert verdict(spec, "muon") or "momentum" not in unsuited  # Muon has momentum
 
 
 def test_advice_names_specs_that_parse_and_suit():
@@ -90,7 +106,10 @@ def test_advice_names_specs_that_parse_and_suit():
     assert verdict("momentum:0.9|topk:0.01", sgd).endswith("Set the optimizer's momentum to 0.")
     assert "'ef|sign:128'" in verdict("sign:128", adamw)
     assert "'ef|topk:0.01'" in verdict("topk:0.01", "none")
-    for spec in (*ALTERNATIVES, "momentum:0.8|topk:0.01|qsgd:4"):
-        parse(spec)
+    parse("momentum:0.8|topk:0.01|qsgd:4")
     assert verdict("momentum:0.8|topk:0.01|qsgd:4", "none") is None
-    assert not any(verdict(spec, memory) for spec in ALTERNATIVES for _, memory in VERDICTS)
+
+
+def test_alternatives_suit_the_optimizer_and_those_without_one_suit_all():
+    assert {memory for _, memory in VERDICTS} == set(NAMES)
+    assert not any(verdict(spec, memory) for memory in NAMES for spec in (*alternatives(memory), *alternatives()))

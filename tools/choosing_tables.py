@@ -14,7 +14,7 @@ from ddp_records import LACONIC, LINKS, signed, steps, trainings, values_of
 from page_blocks import RESULTS
 
 from laconic.records import read
-from laconic.suitability import judge
+from laconic.suitability import NAMES, judge
 from laconic.tables import Table
 from laconic_lab.studies import load_study
 
@@ -23,7 +23,7 @@ MODELS = {"vgg11": "VGG-11", "lenet5": "LeNet-5", "mlp": "MLP"}
 GAIN = 1.05
 """A codec must be this many times as fast as float32 to be chosen; the planner uses the same rule."""
 JUDGED = (
-    "qsgd:4", "ef|qsgd:4", "ef|thc:4", "ef|powersgd:4", "ef|sign", "ef|topk:0.01|qsgd:4",
+    "qsgd:8", "qsgd:4", "ef|qsgd:4", "ef|thc:4", "ef|powersgd:4", "ef|sign", "ef|topk:0.01|qsgd:4",
     "momentum:0.9|topk:0.01|qsgd:4", "topk:0.01|qsgd:4",
 )  # fmt: skip
 """Codecs of gradients whose verdicts are shown."""
@@ -325,7 +325,7 @@ def summary_rows(server: ServerRuns) -> Iterator[Row]:
 def optimizer_rows() -> Iterator[Row]:
     """Yield how codecs of gradients suit optimizers, by the table that ``attach`` uses."""
     for spec in JUDGED:
-        verdicts = (judge(spec, memory) for memory in ("none", "momentum", "adam"))
+        verdicts = (judge(spec, memory) for memory in NAMES)
         yield code(spec), *("suits" if verdict is None else f"**{verdict.effect}**" for verdict in verdicts)
 
 
@@ -335,8 +335,8 @@ def choosing_blocks(server: ServerRuns) -> dict[str, str]:
     tables = {
         "short": Table(("engine", "situation", "choice", "speed-up", "bytes", against, "Records"),
                        list(summary_rows(server)), 3),
-        "optimizers": Table(("codec of gradients", "SGD", "SGD with momentum, Muon, Lion", "Adam, AdamW and the like"),
-                            list(optimizer_rows()), 4),
+        "optimizers": Table(("codec of gradients", "SGD", "SGD with momentum, Lion", "Adam and the like", "Muon"),
+                            list(optimizer_rows()), 5),
         "exchange": Table(("link", "error allowed per step", "choice", "step, ms", "× plain DDP", "× torch's best",
                            "sent per rank", against), list(exchange_rows()), 3),
         "small": Table(("exchange", "training, s", "points of top-1", "plain DDP's accuracy after, s"),

@@ -211,14 +211,16 @@ def train(
 
 
 def _warn_about_codec(job: Job) -> None:
-    """Warn about gradients that adaptive optimizers were seen not to bear; SGD's methods are those of the study."""
-    from laconic.suitability import ALTERNATIVES, judge
+    """Warn about gradients that AdamW and Muon were seen not to bear; SGD's methods are those of the study."""
+    from laconic.plan import evidence
+    from laconic.suitability import alternatives, judge
 
-    harm = judge(job.push, "adam" if job.optimizer == "adamw" else "momentum") if job.optimizer != "sgd" else None
+    memory = evidence.OPTIMIZERS[job.optimizer]
+    harm = judge(job.push, memory) if job.optimizer != "sgd" else None
     if harm is not None:
         print_stderr(
             f"laconic: --push {job.push!r} does not suit {job.optimizer}: {harm.cause}, and {harm.effect}. Use "
-            f"{' or '.join(ALTERNATIVES)}"
+            f"{' or '.join(alternatives(memory))}"
         )
 
 

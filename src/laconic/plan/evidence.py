@@ -28,7 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 FAMILIES = ("convolutional", "recurrent", "transformer", "mlp")
-OPTIMIZERS: Mapping[str, Moments] = {"sgd": "none", "momentum": "momentum", "adamw": "adam", "muon": "momentum"}
+OPTIMIZERS: Mapping[str, Moments] = {"sgd": "none", "momentum": "momentum", "adamw": "adam", "muon": "muon"}
 """Optimizers by name, and what they remember of earlier gradients. ``momentum`` is SGD with momentum."""
 
 MODEL_FAMILIES = {

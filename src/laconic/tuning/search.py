@@ -198,10 +198,8 @@ def family_of_model(model: nn.Module) -> str:
 
 def optimizer_name(optimizers: Sequence[torch.optim.Optimizer]) -> str:
     """Return the name in ``OPTIMIZERS``; an unknown optimizer counts as adamw, which tolerates least."""
-    if any("muon" in type(one).__name__.lower() for one in optimizers):
-        return "muon"
     memories = [moments(one) for one in optimizers]
-    for wanted in ("adam", None, "momentum", "none"):
+    for wanted in ("muon", "adam", None, "momentum", "none"):
         if wanted in memories:
             return next((name for name, memory in OPTIMIZERS.items() if memory == wanted), "adamw")
     return "adamw"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any
 
 from laconic.errors import ConfigError
 from laconic.report.plots import Cell, Data, Mark, Plot, Question, Section
 from laconic.report.verdicts import Candidate, Verdict, decide
-from laconic.suitability import Moments, judge
+from laconic.suitability import NAMES, Moments, judge
 from laconic.units import parse_rate, show_rate
 from laconic_lab.report.benches import bars_by_link
 
@@ -22,7 +22,9 @@ OURS = "laconic "
 """Prefix of the benchmark's names for attachments of ours; torch's hooks have none."""
 PLAIN_DDP, PLAIN_FSDP = "ddp", "hsdp"
 TORCH_POWERSGD = "powersgd"
-SUITS = "codecs that suit any optimizer"
+JUDGED: Sequence[Moments] = ("none", "momentum", "adam")
+"""The optimizers that a codec must suit to be advised without a training by it."""
+SUITS = "codecs that suit SGD with and without momentum, and Adam"
 POINTS = 0.2
 """A training may end so many points of accuracy below plain DDP's."""
 
@@ -94,13 +96,12 @@ def _name(way: str) -> str:
 
 
 def _harm(way: str) -> str | None:
-    """Return what a way of the benchmark does to some optimizer; None if it suits all of them, as far as known."""
+    """Return what a way of the benchmark does to one of ``JUDGED``; None if it suits all of them, as far as known."""
     spec = f"ef|{way}" if way.startswith(TORCH_POWERSGD) else way.removeprefix(OURS) if way.startswith(OURS) else "none"
-    effects = {memory: verdict.effect for memory in get_args(Moments) if (verdict := judge(spec, memory))}
+    effects = {memory: verdict.effect for memory in JUDGED if (verdict := judge(spec, memory))}
     if not effects:
         return None
-    names = {"none": "SGD", "momentum": "momentum", "adam": "Adam"}
-    return f"with {' or '.join(names[memory] for memory in effects)} {next(reversed(effects.values()))}"
+    return f"with {' or '.join(NAMES[memory] for memory in effects)} {next(reversed(effects.values()))}"
 
 
 def _step_verdicts(steps: Sequence[Values]) -> list[Verdict]:
@@ -313,7 +314,7 @@ def _fsdp_verdict(name: str, group: Sequence[Values], trainings: Sequence[Values
         mine, stock = losses(step), losses(plain)
         both = [goal for goal in mine if goal in stock]
         known = Candidate(_title(step), step["step_s"], step["node_nbytes_per_step"], "")
-        if not both:  # then it must be a codec of gradients that suits any optimizer
+        if not both:  # then it must be a codec of gradients that suits the usual optimizers
             harm = "its local steps" if step["way"].startswith("local ") else _harm(step["way"])
             return known._replace(lost=f"loss not measured{f', {harm}' if harm else ''}", allowed=harm is None)
         loss, wanted = fmean(mine[goal] for goal in both), fmean(stock[goal] for goal in both)
