@@ -145,7 +145,10 @@ def test_interrupted_run_resumes_and_ends_with_the_same_weights(tmp_path: Path) 
     launch({run_dir: config}, resume=True)
     applied_once(run_dir, workers=1)
     check_weights(run_dir, config)
-    assert [event["version"] for event in events_of(run_dir) if event["event"] == "checkpoint"] == [20, 40, 60]
+    # On a busy machine the signal may end the worker before it has saved what belongs to checkpoint 40, which is then made
+    # again from 20 on.
+    checkpoints = [event["version"] for event in events_of(run_dir) if event["event"] == "checkpoint"]
+    assert checkpoints in ([20, 40, 60], [20, 40, 40, 60])
     assert json.loads((run_dir / SERVER).read_text()) == {"done": True}
     with pytest.raises(FileError, match="--resume"):
         launch({run_dir: config})
