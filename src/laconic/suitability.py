@@ -82,7 +82,8 @@ VERDICTS: Mapping[tuple[Kind, Moments], Verdict] = {
     ),
     ("momentum", "adam"): Verdict("the codec's momentum enters the optimizer's moments", "models train worse", "worse"),
     # Muon: `ef|thc:4` +3.4 %, `thc:4` +4.8 %, `ef|thc:6` +1.1 %, `qsgd:8` +0.5 % of the loss of torch's HSDP, where
-    # AdamW ends +0.7 % by `ef|thc:4` (GPT of 0.87 M parameters, 2 nodes, 300 steps, results/bench/fsdp-loss.jsonl).
+    # AdamW ends +0.6 % by `ef|thc:4`; Muon's updates by `ef|thc:4` in every step: +0.8 % (GPT of 0.87 M parameters, 2
+    # nodes, 300 steps, results/bench/fsdp-loss.jsonl).
     ("few bits", "muon"): Verdict(
         "it makes all directions of a gradient equally long, also those in which the error of so few bits prevails",
         "transformers train worse", "worse",

@@ -145,8 +145,8 @@ def test_interrupted_run_resumes_and_ends_with_the_same_weights(tmp_path: Path) 
     launch({run_dir: config}, resume=True)
     applied_once(run_dir, workers=1)
     check_weights(run_dir, config)
-    # On a busy machine the signal may end the worker before it has saved what belongs to checkpoint 40, which is then made
-    # again from 20 on.
+    # On a busy machine the signal may end the worker before it has saved what belongs to checkpoint 40, which is then
+    # made again from 20 on.
     checkpoints = [event["version"] for event in events_of(run_dir) if event["event"] == "checkpoint"]
     assert checkpoints in ([20, 40, 60], [20, 40, 40, 60])
     assert json.loads((run_dir / SERVER).read_text()) == {"done": True}

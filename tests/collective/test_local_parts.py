@@ -51,4 +51,4 @@ def test_a_mean_of_adams_short_steps_is_advised_against_once_it_is_too_short(cap
     assert not caplog.records
     advise_longer_mean("mean", [adam], 2, 4)
     (record,) = caplog.records
-    assert "what 4 replicas' Adam did" in record.message and "outer='mean:2.0'" in record.message
+    assert "With 4 replicas" in record.message and "outer='mean:2.0'" in record.message

@@ -66,9 +66,18 @@ def test_losses_are_compared_with_hsdp_of_the_same_optimizer() -> None:
     ways = [loss("hsdp", 2.0, 20), loss("hsdp muon", 1.0, 10), loss("laconic thc:4 muon", 1.005, 10)]
     [table] = fsdp_tables([*ways, loss("local 4 ef|sign", 1.5, None)])
     assert [row[2] for row in table.rows] == ["+0.00", "+0.00", "+0.50", "+50.00"]
-    assert [met for met, _ in table.verdicts] == [True, False, True, False]
-    assert "above AdamW, torch's HSDP" in table.verdicts[2][1]
-    assert "`ef|sign` does not reach HSDP's loss; asked: 50 times fewer bytes" in table.verdicts[3][1]
+    assert [met for met, _ in table.verdicts] == [True, False, False]
+    assert table.verdicts[0][1].endswith("by the same optimizer: Muon, `thc:4`: met")
+    assert table.verdicts[1][1].endswith("by the same optimizer: Muon, LocalSGD every 4, `ef|sign`: missed")
+    assert table.verdicts[2][1].endswith("until HSDP's loss by AdamW: Muon, LocalSGD every 4, `ef|sign`: missed")
+
+
+def test_command_of_losses_is_named_once() -> None:
+    records = [loss("hsdp", 2.0, 20), loss("laconic thc:4", 2.0, 20, seed=1)]
+    for record in records:
+        record.values["command"] += f" --seed {record.seed} --ways '{record.values['way']}' --links x"
+    [table] = fsdp_tables(records)
+    assert table.notes.endswith("By `laconic bench fsdp --links x` with these `--ways`.")
 
 
 def test_losses_of_other_numbers_of_nodes_have_a_table_of_their_own() -> None:

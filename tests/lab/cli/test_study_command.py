@@ -49,10 +49,16 @@ def test_json_counts_runs_and_compared_frames(run: Run, work_dir: Path) -> None:
 @pytest.mark.parametrize("name, flags", [
     ("kothari2021", ["--models", "lenet5", "--methods", "1"]), ("kothari2021", ["--part", "workers", "--methods", "1"]),
     ("kothari2021", ["--part", "sizes"]), ("homomorphic", ["--part", "speed", "--models", "mlp"]),
-    ("homomorphic", ["--part", "layers", "--models", "mlp"]),
+    ("homomorphic", ["--part", "layers", "--models", "mlp"]), ("gpt", ["--models", "1m", "--data-dir", "text"]),
+    ("pipeline", ["--methods", "none", "--data-dir", "text"]), ("oland2015", ["--runs", "1"]),
+    ("oland2015", ["--part", "coding"]), ("oland2015", ["--part", "buckets"]),
 ])  # fmt: skip
 def test_call_without_time_ends_with_exit_code_75(run: Run, work_dir: Path, name: str, flags: list[str]) -> None:
-    data = [] if "speed" in flags else ["--data", "digits"]
+    if "--data-dir" in flags:
+        (work_dir / "text").mkdir()
+        for number in range(25):
+            (work_dir / "text" / f"{number}.txt").write_text(f"line {number}\n" * 12_000)
+    data = [] if "speed" in flags or "--data-dir" in flags else ["--data", "digits"]
     result = run("study", name, *flags, *data, "--device", "cpu", "--minutes", "0", "--records", "kept")
     assert (result.exit_code, result.stdout) == (75, "")
     assert "the same command continues" in result.stderr and not list(work_dir.glob("kept/*.jsonl"))
@@ -76,7 +82,8 @@ def test_call_without_time_ends_with_exit_code_75(run: Run, work_dir: Path, name
     (["kothari2021", "--models", "vgg11", "--data-dir", "."], 1, "cifar10 is read from"),
     (["kothari2021", "--models", "vgg11", "--data", "digits"], 2, "3 x 32 x 32"),
     (["kothari2021", "--models", "lenet5", "--minutes", "1"], 2, "--minutes needs --records"),
-    (["oland2015", "--minutes", "1"], 2, "--minutes is no option of the study oland2015"),
+    (["gpt", "--models", "1m", "--minutes", "1"], 2, "--minutes needs --records"),
+    (["oland2015", "--lanes", "1"], 2, "--lanes is no option of the study oland2015"),
     (["jang2017", "--methods", "1"], 2, "--methods is no option of the study jang2017"),
     (["homomorphic", "--cell-seconds", "9"], 2, "--cell-seconds is no option of the study homomorphic"),
 ])  # fmt: skip

@@ -221,5 +221,3 @@ def test_runs_without_time_measure_nothing_and_can_continue(tmp_path: Path, monk
     monkeypatch.setattr(runs, "_calibrated", None)
     with pytest.raises(OutOfTimeError, match="the same command continues"):
         STUDY.run("runs", records=tmp_path, deadline=Deadline(0))
-    with pytest.raises(ConfigError, match="--minutes needs --records"):
-        STUDY.run("runs", deadline=Deadline(1))

@@ -111,8 +111,6 @@ def test_run_that_is_out_of_time_is_kept_and_continues(
     assert len(record.values["accuracy"]) == 2 and record.values["seconds"] > saved["seconds"]
     (whole,) = STUDY.run(settings=[small("4")], seeds=[0], epochs=2, device="cpu")
     assert record.values["accuracy"] == whole.values["accuracy"]
-    with pytest.raises(ConfigError, match="--minutes needs --records"):
-        STUDY.run(settings=[small("4")], device="cpu", deadline=Deadline(1))
 
 
 def test_stepper_with_frames_is_made_on_request(source: Source) -> None:

@@ -112,15 +112,18 @@ def study(
     given = {
         "runs": runs, "models": models, "methods": methods, "seeds": seeds, "lanes": lanes, "links": links,
         "iterations": iterations, "cell_seconds": cell_seconds, "turns": turns, "epochs": epochs, "workers": workers,
-        "data": data, "lr": lr, "decay": decay, "l1": l1, "batch": batch, "seed": seed, "minutes": minutes,
+        "data": data, "lr": lr, "decay": decay, "l1": l1, "batch": batch, "seed": seed,
     }  # fmt: skip
     foreign = [option for option, value in given.items() if value is not None and option not in chosen.flags]
     if foreign:
         raise ConfigError(f"--{foreign[0].replace('_', '-')} is no option of the study {name}")
     experiments = _experiments(part or [chosen.experiments[0]], chosen)
-    arguments = chosen.options(given) | {"data_dir": data_dir, "device": device}
-    from laconic_lab.studies.deadline import OutOfTimeError  # not at the start of every command
+    from laconic_lab.studies.deadline import Deadline, OutOfTimeError  # not at the start of every command
 
+    deadline = Deadline(minutes)
+    if experiments != [REPORT]:
+        deadline.require(records)
+    arguments = chosen.options(given) | {"data_dir": data_dir, "device": device, "deadline": deadline}
     try:
         written = _records(chosen, experiments, arguments, records)
     except OutOfTimeError as error:

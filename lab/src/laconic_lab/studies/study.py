@@ -18,7 +18,6 @@ from laconic.report.plots import Plot
 from laconic.report.verdicts import Verdict
 from laconic_lab.studies import load_study, study_names
 from laconic_lab.studies.claims import Claim, Finding, claims_table, findings_of
-from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.figures import Panel, draw_all
 from laconic_lab.studies.scoreboard import GOAL, scoreboard
 from laconic_lab.studies.tables import Table
@@ -210,7 +209,6 @@ def training_options(given: Mapping[str, Any], models: Iterable[str]) -> dict[st
     return {
         "models": chosen,
         "seeds": seeds_option(given),
-        "deadline": Deadline(given["minutes"]),
         **{name: given[name] for name in ("epochs", "data", "lanes")},
     }
 

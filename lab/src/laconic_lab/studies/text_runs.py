@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -13,10 +13,12 @@ import torch
 from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic_lab.bench.corpus import Corpus
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.record_log import RecordLog
+from laconic_lab.studies.study import seeds_option
 from laconic_lab.studies.trainer import Progress
 
-__all__ = ["TextTraining", "run_key", "select", "train_each"]
+__all__ = ["TextTraining", "run_key", "select", "text_options", "train_each"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,19 @@ class TextSetting(Protocol):
 SettingT = TypeVar("SettingT", bound=TextSetting)
 
 
+def text_options(given: Mapping[str, Any], lists: Sequence[str] = ("models", "methods")) -> dict[str, Any]:
+    """Translate options of the command line into arguments of ``run``.
+
+    Args:
+        lists: Options whose values are separated by commas.
+    """
+    return {
+        **{name: given[name].split(",") if given[name] else None for name in lists},
+        "seeds": seeds_option(given),
+        "iterations": given["iterations"],
+    }
+
+
 def select(
     settings: Iterable[SettingT], sizes: Sequence[str] | None = None, methods: Sequence[str] | None = None
 ) -> list[SettingT]:
@@ -97,7 +112,7 @@ def run_key(setting: TextSetting, experiment: str, seed: int, corpus: str) -> st
 def train_each(
     train: Callable[[SettingT, int, Callable[[int], None]], dict[str, Any]], settings: Iterable[SettingT],
     seeds: Iterable[int], log: RecordLog, *, kind: str, experiment: str, corpus: Corpus, known: dict[str, Any],
-    iterations: int | None = None, progress: Progress | None = None,
+    iterations: int | None = None, progress: Progress | None = None, deadline: Deadline | None = None,
 ) -> list[Record]:  # fmt: skip
     """Train each setting with each seed, unless the log has its Record, and return all Records.
 
@@ -106,7 +121,9 @@ def train_each(
         kind: Kind of the Records.
         known: Values of all Records, beside the setting's.
         iterations: Steps of each run instead of the setting's.
+        deadline: When to end although trainings are left; one that was begun is finished.
     """
+    deadline = deadline or Deadline()
     if iterations is not None:
         settings = [replace(each, steps=iterations, warmup=min(each.warmup, iterations // 4)) for each in settings]
     settings = list(settings)
@@ -114,6 +131,7 @@ def train_each(
     total, done = sum(setting.steps for setting, _, _ in units), 0
     for setting, seed, key in units:
         if key not in log:
+            deadline.check()
 
             def report(step: int, done: int = done, name: str = setting.method) -> None:
                 if progress is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from laconic.records import Record
 from laconic.units import show_bytes
 from laconic_lab.bench.cluster.tables import ClusterTable
-from laconic_lab.bench.fsdp.settings import Way, way_of
+from laconic_lab.bench.fsdp.settings import way_of
 from laconic_lab.bench.gpt.settings import show_link
 
 __all__ = ["fsdp_tables"]
@@ -17,6 +18,8 @@ __all__ = ["fsdp_tables"]
 JUDGED_LINK, JUDGED_WAY = "100mbit", "laconic ef|qsgd:4"
 SPEED_UP, FEWER_BYTES, COUNTED, ABOVE = 6.0, 50.0, 0.03, 0.01
 """Goals: of the step over the judged link, of local SGD's bytes at HSDP's loss, of the counts of bytes, of losses."""
+_CHOICE = re.compile(r" --(ways ('[^']*'|\S+)|seed \d+)")
+"""What differs between the commands of one table."""
 
 
 def fsdp_tables(records: Sequence[Record]) -> list[ClusterTable]:
@@ -69,11 +72,13 @@ def _losses(records: Sequence[Record], first: bool = True) -> ClusterTable:
     for record in records:
         by_way.setdefault(record.values["way"], {})[record.seed or 0] = record.values
     stock = {way.optimizer: by_way[name] for name in by_way if (way := way_of(name)).spec is None}
-    rows, verdicts = [], []
+    rows, equal = [], []
+    near: dict[bool, list[str]] = {True: [], False: []}
+    small: dict[bool, list[str]] = {True: [], False: []}
     for name, runs in by_way.items():
         way, values = way_of(name), list(runs.values())
-        title = way.title
-        above = _above(runs, stock.get(way.optimizer, {}))
+        title, same_optimizer = way.title, stock.get(way.optimizer, {})
+        above = _above(runs, same_optimizer)
         reached = [v["reached_step"] for v in values if v["reached_step"] is not None]
         fewer = min((v["fewer_bytes"] or 0.0 for v in values), default=0.0)
         rows.append((
@@ -82,33 +87,36 @@ def _losses(records: Sequence[Record], first: bool = True) -> ClusterTable:
             show_bytes(fmean(v["node_nbytes_until_goal"] for v in values)), f"1/{fewer:.0f}" if fewer else "",
         ))  # fmt: skip
         if way.spec == "none":
-            verdicts.append(_none_verdict(title, runs, stock.get(way.optimizer, {})))
-            continue
-        # Local SGD is also compared with what most people train by: HSDP with AdamW, for as many steps.
-        for optimizer in dict.fromkeys((way.optimizer, "adamw") if way.every else (way.optimizer,)):
-            above = _above(runs, stock.get(optimizer, {}))
-            if way.spec is None or not above:
-                continue
-            text = f"{title} ends {_percent(above)} % above {Way('', optimizer).title}, at most {100 * ABOVE:g} %"
-            verdicts.append(_verdict(fmean(above) <= ABOVE, text))
+            equal.append(_none_verdict(title, runs, same_optimizer))
+        elif way.spec is not None and above:
+            near[fmean(above) <= ABOVE].append(title)
         if way.every:
-            sends = f"sends {fewer:.0f} times fewer bytes at HSDP's loss" if fewer else "does not reach HSDP's loss"
-            text = f"{title} {sends}; asked: {FEWER_BYTES:g} times fewer bytes there"
-            verdicts.append(_verdict(fewer >= FEWER_BYTES, text))
+            small[fewer >= FEWER_BYTES].append(title)
+    verdicts = [
+        *equal,
+        *_named(f"at most {100 * ABOVE:g} % above HSDP's loss by the same optimizer", near),
+        *_named(f"LocalSGD with at most 1/{FEWER_BYTES:g} of HSDP's bytes until HSDP's loss by AdamW", small),
+    ]
     columns = (
         "way", "last loss", "% above HSDP by the same optimizer", "seeds", "HSDP's loss after steps",
         "sent by a node until then", "bytes",
     )  # fmt: skip
     settings = records[0].values
     several = len({record.seed for record in records}) > 1
-    seeds = " Seeds are compared one by one; bytes are those of the worst." if several else ""
-    commands = ", ".join(dict.fromkeys(f"`{record.values['command']}`" for record in records))
+    seeds = " Seeds (`--seed`) are compared one by one; bytes are those of the worst." if several else ""
+    commands = dict.fromkeys(f"`{_CHOICE.sub('', record.values['command'])}`" for record in records)
     notes = (
         f"{_setting(records[0])}, {settings['steps']} steps. Loss in nats a byte on held-out text; HSDP's loss is "
-        f"AdamW's last, plus 0.2 %. HSDP's bytes are those of its all-reduces.{seeds} By {commands}."
+        f"AdamW's last, plus 0.2 %. HSDP's bytes are those of its all-reduces.{seeds} By {', '.join(commands)} with "
+        "these `--ways`."
     )
     name = "fsdp-loss" if first else f"fsdp-loss-{settings['nodes']}x{settings['shards']}"
     return ClusterTable(name, columns, tuple(rows), 1, notes, tuple(verdicts))
+
+
+def _named(goal: str, ways: Mapping[bool, Sequence[str]]) -> list[tuple[bool, str]]:
+    """Return a verdict that names the ways that meet a goal, and one that names those that miss it."""
+    return [_verdict(met, f"{goal}: {'; '.join(titles)}") for met, titles in ways.items() if titles]
 
 
 def _none_verdict(

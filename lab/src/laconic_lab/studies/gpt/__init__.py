@@ -6,29 +6,21 @@ directions and headers, beside 8 bytes a parameter a step of float32 data parall
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from laconic_lab.studies.gpt.claims import CLAIMS
 from laconic_lab.studies.gpt.experiments import EXPERIMENTS
 from laconic_lab.studies.gpt.plots import FIGURES, make_plots
 from laconic_lab.studies.gpt.results import Results
 from laconic_lab.studies.gpt.runner import run
 from laconic_lab.studies.gpt.tables import make_tables
-from laconic_lab.studies.study import Study, compared_frames, seeds_option
+from laconic_lab.studies.study import Study, compared_frames
+from laconic_lab.studies.text_runs import text_options
 
 __all__ = ["STUDY"]
-
-
-def options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate options of the command line into arguments of ``run``."""
-    lists = {name: given[name].split(",") if given[name] else None for name in ("models", "methods")}
-    return {**lists, "seeds": seeds_option(given), "iterations": given["iterations"]}
 
 
 STUDY = Study(
     "gpt", "Transformers over slow links", EXPERIMENTS, CLAIMS, Results, run, make_tables, make_plots, FIGURES,
     flags=("models", "methods", "seeds", "iterations"),
-    options=options,
+    options=text_options,
     counts=compared_frames,
 )  # fmt: skip

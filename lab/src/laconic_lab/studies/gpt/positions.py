@@ -16,6 +16,7 @@ from laconic.frames import decode, encode
 from laconic.inspect import explain
 from laconic.records import Record
 from laconic_lab.bench.corpus import Corpus
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.gpt.contexts import (
     NEEDS_SPARSE,
     POSITIONS,
@@ -59,8 +60,9 @@ Outcomes = tuple[dict[str, Tensor], Tensor]
 
 
 def measure_positions(
-    settings: Sequence[Setting], log: RecordLog, corpus: Corpus, device: torch.device, iterations: int | None = None
-) -> list[Record]:
+    settings: Sequence[Setting], log: RecordLog, corpus: Corpus, device: torch.device, iterations: int | None,
+    deadline: Deadline,
+) -> list[Record]:  # fmt: skip
     """Train each setting; code the last change of the first worker by every codec, and measure contexts of messages."""
     records = []
     for setting in settings:
@@ -71,6 +73,7 @@ def measure_positions(
             for kind, names in ((KIND, SPECS), (CONTEXTS, GROUPS))
         )
         if any(key not in log for key in (*spec_keys.values(), *group_keys.values())):
+            deadline.check()
             matrices = _trained(setting, corpus, device)
             identity = {"part": "positions", "seed": 0, "corpus": corpus.digest, **setting.values()}
             for kind, keys, measured in (

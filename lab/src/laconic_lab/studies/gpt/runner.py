@@ -9,6 +9,7 @@ from pathlib import Path
 
 from laconic.records import Record
 from laconic.train.devices import device_of
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.gpt.experiments import EXPERIMENTS, SEEDS, settings_of
 from laconic_lab.studies.gpt.positions import measure_positions
 from laconic_lab.studies.gpt.settings import Setting
@@ -28,7 +29,7 @@ def run(
     experiment: str = "frontier", *, models: Sequence[str] | None = None, methods: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None, iterations: int | None = None, data_dir: Path | None = None,
     device: str = "auto", settings: Sequence[Setting] | None = None, records: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = None, deadline: Deadline | None = None,
 ) -> list[Record]:  # fmt: skip
     """Run an experiment and return its Records.
 
@@ -40,13 +41,15 @@ def run(
         data_dir: Folder of text files; by default the Python sources of the interpreter are the text.
         settings: Settings instead of the experiment's own.
         records: Folder of Records; a run with a Record is not repeated.
+        deadline: When to end although trainings are left.
     """
     check_experiment(experiment, EXPERIMENTS)
+    deadline = deadline or Deadline()
     where, log, corpus = device_of(device), RecordLog.of_experiment(records, experiment), load_corpus(data_dir)
     chosen = settings if settings is not None else settings_of(experiment, models, methods)
     counted = SEEDS.get(experiment, (0,)) if seeds is None else seeds
     if experiment == "positions":
-        return measure_positions(chosen, log, corpus, where, iterations)
+        return measure_positions(chosen, log, corpus, where, iterations, deadline)
     if records is not None:
         _reuse(
             records,
@@ -58,7 +61,7 @@ def run(
     return train_each(
         lambda setting, seed, report: Training(setting, seed, corpus, where).run(report),
         chosen, counted, log, kind=KIND, experiment=experiment, corpus=corpus,
-        known=known, iterations=iterations, progress=progress,
+        known=known, iterations=iterations, progress=progress, deadline=deadline,
     )  # fmt: skip
 
 

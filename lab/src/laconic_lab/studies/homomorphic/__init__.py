@@ -18,7 +18,7 @@ __all__ = ["STUDY"]
 
 STUDY = Study(
     "homomorphic", "Homomorphic compression", EXPERIMENTS, CLAIMS, Results, run, make_tables, make_plots, FIGURES,
-    flags=("models", "seeds", "lanes", "epochs", "data", "minutes"),
+    flags=("models", "seeds", "lanes", "epochs", "data"),
     options=lambda given: training_options(given, ()) | {"models": given["models"] and given["models"].split(",")},
     counts=compared_frames,
     related={SERVER_RUN: "kothari2021/accuracy.jsonl"},

@@ -41,7 +41,6 @@ def run(
     if epochs is not None and epochs < 1:
         raise ConfigError(f"epochs must be at least 1, got {epochs}")
     deadline = deadline or Deadline()
-    deadline.require(records)
     where, finished = device_of(device), RecordLog.of_experiment(records, experiment)
     if experiment == "speed":
         return speed.measure_all(where, finished, progress, models, deadline)

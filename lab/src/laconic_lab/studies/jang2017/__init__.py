@@ -7,7 +7,6 @@ laconic's layers, profiles AlexNet, and compares the planner, which grew out of 
 
 from __future__ import annotations
 
-from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.jang2017.claims import CLAIMS
 from laconic_lab.studies.jang2017.plots import FIGURES, make_plots
 from laconic_lab.studies.jang2017.results import GPU_STEP, LAYERS, Results
@@ -20,10 +19,9 @@ __all__ = ["STUDY"]
 STUDY = Study(
     "jang2017", "Jang, Na and Yoon 2017: a model of time, and real runs",
     EXPERIMENTS, CLAIMS, Results, run, make_tables, make_plots, FIGURES,
-    flags=("data", "links", "minutes"),
+    flags=("data", "links"),
     options=lambda given: {
         "data": given["data"] or "digits", "links": given["links"] and given["links"].split(","),
-        "deadline": Deadline(given["minutes"]),
     },
     counts=lambda records: {"runs": len(records)},
     related={LAYERS: "layers/cpu.jsonl", GPU_STEP: "homomorphic/speed.jsonl"},

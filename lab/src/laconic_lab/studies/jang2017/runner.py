@@ -52,8 +52,6 @@ def run(
         records: Folder in which Records are kept, one file for each experiment.
     """
     check_experiment(experiment, EXPERIMENTS)
-    if deadline is not None:
-        deadline.require(records)
     finished = RecordLog.of_experiment(records, experiment)
     if experiment == runs.EXPERIMENT:
         wanted = runs.all_cells(links=links or runs.RATES)

@@ -38,7 +38,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 STUDY = Study(
     "kothari2021", "Kothari, Kaushik and Faisal 2021: six methods and ours",
     EXPERIMENTS, CLAIMS, Results, run, make_tables, make_plots, FIGURES,
-    flags=("models", "methods", "seeds", "lanes", "epochs", "data", "minutes", "links", *TIMING),
+    flags=("models", "methods", "seeds", "lanes", "epochs", "data", "links", *TIMING),
     options=_options,
     counts=compared_frames,
     verdicts=make_verdicts,

@@ -55,13 +55,12 @@ def run(
         settings: Replaces the settings of the experiment.
         timing: How long the experiment ``times`` measures.
         records: Folder in which Records are kept, one file for each experiment; unfinished runs are in ``partial``.
-        deadline: When to end although work is left, after an epoch or a measurement; needs ``records``.
+        deadline: When to end although work is left, after an epoch or a measurement.
     """
     check_experiment(experiment, experiments.EXPERIMENTS)
     if epochs is not None and epochs < 1:
         raise ConfigError(f"epochs must be at least 1, got {epochs}")
     deadline = deadline or Deadline()
-    deadline.require(records)
     where = device_of(device)
     framed = where.type == "cpu" if frames is None else frames
     chosen = list(settings) if settings is not None else experiments.settings_of(experiment, models, methods, data)

@@ -21,6 +21,7 @@ from laconic.frames import decode, encode
 from laconic.inspect import explain
 from laconic.records import Record
 from laconic.train.data import Images
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.oland2015.settings import LAYERS
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.trainer import Progress
@@ -45,7 +46,7 @@ SEEDS = (0, 1)
 
 def run_all(
     images: Images, finished: RecordLog, progress: Progress | None = None, *, specs: Sequence[str] = SPECS,
-    epochs: int = EPOCHS,
+    epochs: int = EPOCHS, deadline: Deadline | None = None,
 ) -> list[Record]:  # fmt: skip
     """Train with each codec from the same initial weights, and return a Record for each codec and seed.
 
@@ -58,6 +59,8 @@ def run_all(
             progress("buckets", number, len(specs) * len(SEEDS))
         keys.append(json.dumps(["buckets", spec, images.name, epochs, WORKERS, BATCH, LR, MOMENTUM, seed]))
         if keys[-1] not in finished:
+            if deadline is not None:
+                deadline.check()
             settings: dict[str, Any] = {
                 "epochs": epochs, "workers": WORKERS, "batch": BATCH, "lr": LR, "momentum": MOMENTUM,
             }  # fmt: skip

@@ -12,6 +12,7 @@ from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic.train.data import Images, load
 from laconic.train.devices import device_of
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.oland2015 import buckets, coding, experiments
 from laconic_lab.studies.oland2015.results import KIND
 from laconic_lab.studies.oland2015.settings import EPOCHS, NUM_WEIGHTS, CommonSettings, Setting
@@ -42,6 +43,7 @@ def run(
     data: str | Images = "digits", data_dir: Path | None = None, device: str = "auto", seed: int = 0,
     batch_runs: int | None = None, real_packets: bool | None = None, default: Setting | None = None,
     settings: Sequence[Setting] | None = None, records: Path | None = None, progress: Progress | None = None,
+    deadline: Deadline | None = None,
 ) -> list[Record]:  # fmt: skip
     """Run an experiment and return its Records; what is in the Records already is not trained again.
 
@@ -58,8 +60,10 @@ def run(
         default: Hyper-parameters that the experiment does not vary.
         settings: Replaces the settings of the experiment.
         records: Folder in which Records are kept, one file for each experiment.
+        deadline: When to end although work is left, after a batch of runs.
     """
     check_experiment(experiment, experiments.EXPERIMENTS)
+    deadline = deadline or Deadline()
     where = device_of(device)
     epochs = epochs if epochs is not None else EPOCHS_BY_STEP if experiment == "gradients" else EPOCHS
     few = RUNS.get(experiment, 1) if where.type == "cuda" or experiment == "coding" else RUNS_ON_CPU
@@ -68,10 +72,10 @@ def run(
         raise ConfigError(f"runs and batch_runs must be at least 1, got {runs} and {batch_runs}")
     images = data if isinstance(data, Images) else load(data, data_dir)
     if experiment == "buckets":
-        return buckets.run_all(images, RecordLog.of_experiment(records, experiment), progress)
+        return buckets.run_all(images, RecordLog.of_experiment(records, experiment), progress, deadline=deadline)
     common = CommonSettings(images.name, workers, epochs, seed, default or Setting())
     if experiment == "coding":
-        return _coding(common, runs, images, RecordLog.of_experiment(records, experiment))
+        return _coding(common, runs, images, RecordLog.of_experiment(records, experiment), deadline)
     chosen = settings or list(experiments.settings_of(experiment, common.default))
     units = experiments.units_of(experiment, chosen, runs)
     finished = RecordLog.of_experiment(records, experiment)
@@ -81,17 +85,19 @@ def run(
     if real_packets is None:
         real_packets = where.type == "cpu" and runs <= REAL_PACKETS
     for batch in batched(missing, batch_runs or fitting_runs(where, common)):
+        deadline.check()
         for series in train(common, batch, images, where, real_packets=real_packets, tick=counter.add):
             values = {"key": series.unit.key(common), "device": where.type} | common.values() | series.unit.values()
             finished.add(Record(KIND, values | series.values(), seed=seed))
     return [finished.records[unit.key(common)] for unit in units]
 
 
-def _coding(common: CommonSettings, runs: int, images: Images, finished: RecordLog) -> list[Record]:
+def _coding(common: CommonSettings, runs: int, images: Images, finished: RecordLog, deadline: Deadline) -> list[Record]:
     keys = [
         json.dumps(["coding", common.values(), common.default.values(), run], sort_keys=True) for run in range(runs)
     ]
     if not all(key in finished for key in keys):
+        deadline.check()
         for run, (key, values) in enumerate(zip(keys, coding.measure(common, runs, images), strict=True)):
             known = {"key": key, "part": "coding", "run": run, "device": "cpu"} | common.values()
             finished.add(Record(coding.KIND, known | values, seed=common.seed))

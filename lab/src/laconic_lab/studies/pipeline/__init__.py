@@ -6,7 +6,7 @@ pipeline gives the same bits). Step times are those of real pipelines over slow 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from laconic.records import Record
@@ -16,15 +16,10 @@ from laconic_lab.studies.pipeline.plots import FIGURES, make_plots
 from laconic_lab.studies.pipeline.results import Results
 from laconic_lab.studies.pipeline.runner import run
 from laconic_lab.studies.pipeline.tables import make_tables
-from laconic_lab.studies.study import Study, seeds_option
+from laconic_lab.studies.study import Study
+from laconic_lab.studies.text_runs import text_options
 
 __all__ = ["STUDY"]
-
-
-def options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate options of the command line into arguments of ``run``."""
-    lists = {name: given[name].split(",") if given[name] else None for name in ("models", "methods", "links")}
-    return {**lists, "seeds": seeds_option(given), "iterations": given["iterations"]}
 
 
 def _counts(records: Sequence[Record]) -> dict[str, Any]:
@@ -35,6 +30,6 @@ STUDY = Study(
     "pipeline", "Pipelines with compressed activations", EXPERIMENTS, CLAIMS, Results, run, make_tables, make_plots,
     FIGURES,
     flags=("models", "methods", "seeds", "iterations", "links"),
-    options=options,
+    options=lambda given: text_options(given, ("models", "methods", "links")),
     counts=_counts,
 )  # fmt: skip

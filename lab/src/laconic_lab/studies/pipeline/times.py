@@ -13,6 +13,7 @@ from laconic.records import Record
 from laconic_lab.bench.ddp.links import Links, connected
 from laconic_lab.bench.ddp.suite import rank_processes
 from laconic_lab.bench.gpt.settings import link_parts
+from laconic_lab.studies.deadline import Deadline
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.trainer import Progress
 
@@ -36,9 +37,13 @@ MICRO_BATCHES = 4
 
 def time_steps(
     log: RecordLog, *, methods: Sequence[str] | None, links: Sequence[str] | None, steps: int | None,
-    progress: Progress | None,
+    progress: Progress | None, deadline: Deadline,
 ) -> list[Record]:  # fmt: skip
-    """Time steps of 1F1B by each codec, model, number of stages and link; return their Records."""
+    """Time steps of 1F1B by each codec, model, number of stages and link; return their Records.
+
+    Args:
+        deadline: When to end although cells are left.
+    """
     codecs = CODECS if methods is None else [name for name in CODECS if any(text in name for text in methods)]
     if not codecs:
         raise ConfigError(f"--methods must match one of {', '.join(CODECS)}, got {', '.join(methods or [])}")
@@ -56,6 +61,7 @@ def time_steps(
             left = [unit for unit in units if unit[:2] == (link, stages) and keys[unit] not in log]
             if not left:
                 continue
+            deadline.check()
             rate, delay = link_parts(link)
             with connected(rate, stages, paced=rate is None, delay=delay) as wires:
                 measured = [one.values() for one in wires.measure()] if rate is not None else []
@@ -70,6 +76,8 @@ def time_steps(
                         progress(
                             f"{link}, {stages} stages, {unit[2]}", sum(keys[one] in log for one in units), len(units)
                         )
+                    if any(keys[one] not in log for one in left):
+                        deadline.check()
     return [log.records[keys[unit]] for unit in units]
 
 
