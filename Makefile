@@ -32,10 +32,10 @@ test: $(VENV)/.ready
 	$(BYTECODE) src lab/src
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# Every test that needs no GPU, folder by folder, with a dated summary in results/tests/. Takes two hours or more. One of
-# them builds the site of docs/; without a package index it is skipped.
+# Every test that needs no GPU, folder by folder, with a dated summary in results/tests/. Takes an hour and a quarter on
+# two idle cores. Some build the site of docs/ and source distributions; without a package index they are skipped.
 test-all: $(VENV)/.ready
-	-$(PIP) mkdocs
+	-$(PIP) build mkdocs
 	$(BYTECODE) src lab/src
 	$(BIN)/python tools/test_all.py
 

@@ -20,7 +20,7 @@ import json
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -108,12 +108,12 @@ class Recorder:
     """A pytest plug-in of the process that hands out the tests: adds every outcome to the log.
 
     Args:
-        whole_files: Whether the tests are whole files, which are finished when all their tests have an outcome.
+        files: Files that are run whole: each is finished when all its tests have an outcome, at once if all need a GPU.
     """
 
-    def __init__(self, log: Log, *, whole_files: bool) -> None:
+    def __init__(self, log: Log, files: Collection[str] = ()) -> None:
         self.log = log
-        self.whole_files = whole_files
+        self.files = files
         self.commit = commit()
         self._seconds: Counter[str] = Counter()
         self._worst: dict[str, tuple[str, str]] = {}
@@ -123,6 +123,9 @@ class Recorder:
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         if not self._left:
             self._left.update(test.split("::")[0] for test in ids)
+            for file in self.files:
+                if file not in self._left:
+                    self.log.finish(file)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = report.nodeid
@@ -135,7 +138,7 @@ class Recorder:
         done = Outcome(test, outcome, round(self._seconds.pop(test), 3), reason, self.commit)
         self.log.add(done)
         self._left[done.file] -= 1
-        if self.whole_files and self._left[done.file] == 0:
+        if done.file in self.files and self._left[done.file] == 0:
             self.log.finish(done.file)
         if time.monotonic() - self._written > SUMMARY_EVERY_S:
             self._written = time.monotonic()
@@ -152,7 +155,7 @@ def main(arguments: Sequence[str]) -> int:
         tests = [file for file in test_files() if not arguments or folder_of(file) in arguments]
     if tests:
         options = [*OPTIONS, f"--rootdir={ROOT}", *(f"{ROOT}/{test}" for test in tests)]
-        pytest.main(options, plugins=[Recorder(log, whole_files=not again)])
+        pytest.main(options, plugins=[Recorder(log, () if again else tests)])
     print(f"wrote {log.write_summary().relative_to(ROOT)}")
     return int(bool(failed(log.outcomes)))
 

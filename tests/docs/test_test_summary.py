@@ -49,6 +49,7 @@ def test_interrupted_run_is_resumed_and_failed_tests_run_again(tmp_path: Path):
     (tmp_path / "tests" / "test_a.py").write_text(
         "from pathlib import Path\ndef test_once():\n    Path('once').open('x').close()\n"
     )
+    (tmp_path / "tests" / "test_c.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_on_gpu(): pass\n")
     (tmp_path / "tests" / "test_b.py").write_text(
         "from pathlib import Path\ndef test_first(): pass\ndef test_second(): assert Path('repaired').exists()\n"
     )
