@@ -71,9 +71,9 @@ def advise_longer_mean(
     adam = bool(optimizers) and all(moments(each) == "adam" for each in optimizers)
     if outer == "mean" and adam and every <= FEW_STEPS and replicas > 1:
         log.warning(
-            "LocalSGD: with Adam and so few local steps a plain mean is too short a step. Two replicas ended about 2 %% "
-            "above data parallelism's loss, and less than 1 %% with outer='mean:1.4'. With %d replicas try factors up to "
-            "outer='mean:%.1f' (docs/local-sgd.md)",
+            "LocalSGD: with Adam and so few local steps a plain mean is too short a step. Two replicas ended 2 %% "
+            "above data parallelism's loss, and less than 1 %% with outer='mean:1.4'. With %d replicas try factors up "
+            "to outer='mean:%.1f' (docs/local-sgd.md)",
             replicas, math.sqrt(replicas),
         )  # fmt: skip
 
