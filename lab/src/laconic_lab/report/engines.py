@@ -288,10 +288,13 @@ def fsdp(records: Records) -> Section:
             verdict for name, group in groups.items() for verdict in _fsdp_verdict(name, group, trainings)
         ]
     curves: Rows = [
-        (f"{one['nodes']} nodes of {one['shards']} ranks", _title(one), run, step, loss)
+        (
+            f"{one['nodes']} nodes of {one['shards']} ranks, {'Muon' if _title(one).startswith('Muon') else 'AdamW'}",
+            _title(one), run, step, loss,
+        )
         for run, one in enumerate(trainings)
         for step, loss in one["curve"]
-    ]
+    ]  # fmt: skip
     if curves:
         data = Data(("nodes", "way", "run", "step", "loss"), curves)
         section.plots.append(
