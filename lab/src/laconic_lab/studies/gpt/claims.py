@@ -65,7 +65,7 @@ def _one_mean(results: Results, value: Callable[[Row, Row], Interval]) -> Eviden
         for gathered in rows
         for row in rows
         if gathered.values["gather"] and not row.values["gather"]
-        and all(row.values[name] == gathered.values[name] for name in ("every", "up", "down"))
+        and all(row.values[name] == gathered.values[name] for name in ("every", "up", "lr", "outer_lr", "decay"))
     ]  # fmt: skip
     if not pairs:
         return None

@@ -118,6 +118,12 @@ def at_equal_bytes() -> Iterator[Setting]:
     yield streamed(16, outer_norm=1.0)
     yield streamed(9, "topk:0.1,code=rans|sign", outer_lr=1.3)
     yield streamed(18, "topk:0.25,code=rans|sign", outer_lr=1.3)
+    yield streamed(16, **LONG_STEP)
+    yield streamed(16, **{**LONG_STEP, "decay": 0.8})
+    yield streamed(16, **{**LONG_STEP, "lr": 0.5 * MUON_LR, "outer_lr": 2.4})
+    yield streamed(16, **{**LONG_STEP, "outer_lr": 1.5})
+    yield streamed(30, "bins:2|rans", **LONG_STEP)
+    yield streamed(18, "topk:0.25,code=rans|sign", **LONG_STEP)
 
 
 def workers() -> Iterator[Setting]:
@@ -127,6 +133,8 @@ def workers() -> Iterator[Setting]:
     for codec in ("topk:0.1|sign", "sign"):
         for changes in ({}, {"gather": True}):
             yield streamed(20, codec, workers=16, **changes)
+    for changes in ({}, {"gather": True}, {"down": "topk:0.015625,code=rans|sign + sign"}):
+        yield streamed(20, "sign", workers=16, **LONG_STEP, **changes)
 
 
 def rates() -> Iterator[Setting]:
@@ -152,7 +160,7 @@ def large() -> Iterator[Setting]:
 
 
 def confirmation() -> Iterator[Setting]:
-    size: dict[str, Any] = {"size": "126m", "batch": 128, "steps": 3000, "warmup": 150}
+    size: dict[str, Any] = {"size": "126m", "batch": 128, "steps": 2000, "warmup": 150}
     yield adamw(lr=1e-3, **size)
     yield streamed(65, **LONG_STEP, **size)
 
