@@ -51,8 +51,10 @@ def program_shared(memory, program, WORDS: tl.constexpr, ASM: tl.constexpr):
     """Declare the buffer; return its address and, for the interpreter, the program's words of ``memory``."""
     address = declare_shared(ASM)
     if ASM == "":
-        memory += program * WORDS
-    return address, memory
+        words = memory + program * WORDS
+    else:
+        words = address  # on a GPU there is no memory; None cannot be returned
+    return address, words
 
 
 @triton.jit
