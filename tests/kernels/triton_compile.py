@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler.code_generator import CodeGenerator
 from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime import jit
 
@@ -45,6 +46,7 @@ H100 = GPUTarget("cuda", 90, 32)
 def compiling() -> Iterator[dict[str, str]]:
     """Compile instead of launching; yields PTX by kernel name and specialization."""
     backend, ptx, run, empty = make_backend(H100), {}, jit.JITFunction.run, torch.empty
+    call = CodeGenerator.call_JitFunction
 
     def compile_only(self, *args, grid, warmup, **kwargs):
         kwargs.setdefault("debug", False)
@@ -56,12 +58,20 @@ def compiling() -> Iterator[dict[str, str]]:
             source = ASTSource(self, signature, constants, attributes)
             ptx[name] = triton.compile(source, target=H100, options=options.__dict__).asm["ptx"]
 
+    def call_as_before_3_7(self, function, *args, **kwargs):
+        result = call(self, function, *args, **kwargs)
+        returned = result if isinstance(result, triton.language.core.tuple) else [result]
+        nones = len(returned) > 1 and any(getattr(each, "value", each) is None for each in returned)
+        assert not nones, f"{function.__name__} returns None among others, which Triton before 3.7 does not compile"
+        return result
+
+    CodeGenerator.call_JitFunction = call_as_before_3_7
     jit.JITFunction.run = compile_only
     torch.empty = torch.zeros  # memory that no kernel writes must not decide which kernel is launched next
     try:
         yield ptx
     finally:
-        jit.JITFunction.run, torch.empty = run, empty
+        jit.JITFunction.run, torch.empty, CodeGenerator.call_JitFunction = run, empty, call
 
 
 def inexact(ptx: str) -> set[str]:

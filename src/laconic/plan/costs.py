@@ -5,12 +5,13 @@ rate; gradients are sent while backward still computes; an exchange may follow s
 
     ps          M workers and S servers with one link each. The servers' links carry the messages of all workers.
     ring        a reduce-scatter and an all-gather: 2 (M - 1) / M of a message in 2 (M - 1) steps of a round trip each,
-                because gloo sends when the receiver has announced its buffer. Packets that are added need an all-reduce
-                before, to agree on scales. Messages that cannot be added while compressed use two-shot instead, and the
-                step has a note.
+                because gloo sends when the receiver has announced its buffer. It sends a rank's share in two parts, one
+                while the other is on its way: half of the sending hides the round trips, or they hide it. Packets that
+                are added need an all-reduce before, to agree on scales. Messages that cannot be added while compressed
+                use two-shot instead, and the step has a note.
     twoshot     each rank receives its shard from all others, adds, encodes the mean and sends it to all others; small
-                tensors are added by an all-reduce meanwhile, which takes more round trips. Uncompressed float32 uses
-                the ring.
+                tensors are added by an all-reduce while the shards are sent, which takes more round trips. Uncompressed
+                float32 uses the ring.
     hsdp        M nodes of several ranks each, which share the node's link. Each rank exchanges its shard with the other
                 nodes, as on a ring; encoding, adding and decoding are shared by the ranks of a node.
     fsdp        parameters are sharded over M ranks: a reduce-scatter of gradients by the codec, and float32 parameters
@@ -293,15 +294,22 @@ class Step:
         return self.exchange_s / self.every
 
 
-def pipelined(work: Work, encode_s: float, send_s: float, each_s: float = 0.0) -> float:
-    """Return when the last byte has left, from the start of the last iteration.
+def pipelined(
+    work: Work, encode_s: float, out_s: float, back_s: float = 0.0, each_s: float = 0.0, wait_s: float = 0.0
+) -> float:
+    """Return when the last piece has been exchanged, from the start of the last iteration.
 
     Args:
-        each_s: Seconds of the exchange of a piece that do not depend on its size. After local steps all pieces are
-            exchanged at once.
+        out_s: Seconds in which the first half of the exchange passes a link; ``back_s``: the second half.
+        each_s: Seconds of the exchange of a piece that do not depend on its size.
+        wait_s: Seconds of a piece's round trips, which pass while its first half is sent.
     """
-    once_s, each_s = (each_s, 0.0) if work.every > 1 else (0.0, each_s)
-    ends = formulas.exchanged(work.encoded(encode_s), work.shares, send_s, each_s)
+    if work.every > 1:  # after local steps all pieces are exchanged at once
+        once_s = each_s + max(0.0, wait_s - out_s)
+        each_s = wait_s = 0.0
+    else:
+        once_s = 0.0
+    ends = formulas.exchanged(work.encoded(encode_s), work.shares, out_s, back_s, each_s, wait_s)
     return max(work.computed_s(encode_s), ends[-1]) + once_s
 
 
@@ -350,9 +358,10 @@ def _parameter_server(work: Work, network: Network, message: Message) -> Step:
 def _ring(work: Work, network: Network, message: Message) -> Step:
     share = (network.workers - 1) / network.workers
     once, add_s = network.between_ranks(share * message.push), share * message.add_s
-    each_s = network.exchange_s + network.all_reduce_s * (1 if message.codec in REDUCED else 2)
-    end = work.waited(message.encode_s, pipelined(work, message.encode_s, 2 * once, each_s) + add_s)
-    fixed_s = each_s * work.exchanges
+    wait_s = network.all_reduce_s
+    each_s = network.exchange_s + (0.0 if message.codec in REDUCED else wait_s)
+    end = work.waited(message.encode_s, pipelined(work, message.encode_s, once, once, each_s, wait_s) + add_s)
+    fixed_s = (each_s + wait_s) * work.exchanges
     return _step(work, end + message.decode_s, [message.encode_s, once, add_s, once, message.decode_s, fixed_s])
 
 
@@ -371,7 +380,7 @@ def _two_shot(work: Work, network: Network, message: Message) -> Step:
     push_s, pull_s = network.between_ranks(share * message.push), network.between_ranks(share * message.pull)
     # A rank adds its shard of all messages, one message in total, and encodes the mean of its shard.
     add_s = message.add_s + (0.0 if message.summable else message.encode_s / network.workers)
-    each_s = network.exchange_s + network.all_reduce_s  # small tensors are added meanwhile
-    end = work.waited(message.encode_s, pipelined(work, message.encode_s, push_s + pull_s, each_s) + add_s)
-    fixed_s = each_s * work.exchanges
+    each_s, wait_s = network.exchange_s, network.all_reduce_s  # small tensors are added meanwhile
+    end = work.waited(message.encode_s, pipelined(work, message.encode_s, push_s, pull_s, each_s, wait_s) + add_s)
+    fixed_s = (each_s + wait_s) * work.exchanges
     return _step(work, end + message.decode_s, [message.encode_s, push_s, add_s, pull_s, message.decode_s, fixed_s])

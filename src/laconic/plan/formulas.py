@@ -79,19 +79,32 @@ def served(times: list[float], shares: list[float], seconds: float) -> list[floa
     >>> served([0.0, 1.0, 4.0], [0.5, 0.25, 0.25], 4.0)
     [2.0, 3.0, 5.0]
     """
-    return exchanged(times, shares, seconds, 0.0)
+    ends: list[float] = []
+    free = 0.0
+    for time, share in zip(times, shares, strict=True):
+        free = max(free, time) + share * seconds
+        ends.append(free)
+    return ends
 
 
-def exchanged(times: list[float], shares: list[float], seconds: float, each_s: float) -> list[float]:
-    """Return when each piece has left a stage that takes ``seconds`` for all pieces and ``each_s`` for any of them.
+def exchanged(
+    times: list[float], shares: list[float], out_s: float, back_s: float, each_s: float, wait_s: float
+) -> list[float]:
+    """Return when each piece has been exchanged between ranks, one after the other.
 
-    >>> exchanged([0.0, 1.0, 4.0], [0.5, 0.25, 0.25], 4.0, 0.5)
-    [2.5, 4.0, 5.5]
+    Args:
+        out_s: Seconds in which the first half of the exchange of all pieces passes a link.
+        back_s: Seconds of the second half.
+        each_s: Seconds of any piece that do not depend on its size.
+        wait_s: Seconds of the round trips of a piece. They pass while its first half is sent, or the reverse.
+
+    >>> exchanged([0.0, 1.0, 4.0], [0.5, 0.25, 0.25], 2.0, 2.0, 0.5, 0.75)
+    [2.5, 4.25, 5.75]
     """
     ends: list[float] = []
     free = 0.0
     for time, share in zip(times, shares, strict=True):
-        free = max(free, time) + each_s + share * seconds
+        free = max(free, time) + each_s + max(share * out_s, wait_s) + share * back_s
         ends.append(free)
     return ends
 

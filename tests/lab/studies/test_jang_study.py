@@ -82,12 +82,12 @@ def test_recorded_experiment_is_not_measured_again(tmp_path: Path) -> None:
 
 def test_every_cell_of_the_parameter_server_has_a_job_and_a_task() -> None:
     all_cells = runs.all_cells(["ps"])
-    assert len(all_cells) == len({cell.key for cell in all_cells}) == 60
+    assert len(all_cells) == len({cell.key for cell in all_cells}) == 72
     assert {cell.model for cell in all_cells} == {"mlp", "vgg11", "gpt", "resnet"}
     settings = {cell[:3] for cell in runs.all_cells()}
-    assert len(settings) == 20 and ("ddp", 4, "30mbit+40ms") in settings
-    assert {cell.rate for cell in runs.all_cells(links=cells.HELD_OUT)} == {"30mbit+40ms", "300mbit"}
-    with pytest.raises(ConfigError, match="a link must be one of 30mbit"):
+    assert len(settings) == 24 and ("ddp", 4, "30mbit+40ms") in settings
+    assert {cell.rate for cell in runs.all_cells(links=cells.HELD_OUT)} == {"60mbit+15ms", "300mbit"}
+    with pytest.raises(ConfigError, match="a link must be one of 60mbit"):
         runs.all_cells(links=["2mbit"])
     assert cells.Cell("ddp", 4, "30mbit+40ms", "none").link == (30e6, 0.08)
     for cell in all_cells:
@@ -104,7 +104,7 @@ def test_prediction_of_a_server_cell_adds_up_its_calibrated_parts() -> None:
     calibrated = runs.Calibrated(times, 0.2, 0.03, 0.001, 0.0, 0.5)
     message, prediction = runs.ENGINES["ps"].predict(runs.Cell("ps", 2, "100mbit", "qsgd:4"), calibrated)
     assert isinstance(prediction, Step) and message.push == 1e6
-    wire = 2e6 / (100e6 * 0.956 / 8)
+    wire = (2e6 - 65536) / (100e6 * 0.956 / 8)  # without a burst of the server's link
     # Compute, encode (twice as long), push, two additions, the server's encoding and step, pull, decode and step
     # (twice as long), and an exchange of one slot.
     by_hand = 0.2 + 0.02 + wire + 0.01 + (0.01 + 0.03) + 0.94 * wire + 0.06 + 0.03 - 0.001
@@ -134,8 +134,10 @@ def test_local_steps_of_ddp_are_predicted_with_one_exchange_of_all() -> None:
     times = ModelTimes((2_000_000,), 8, 0.1, ((1.0, 1.0),), messages, (2,), apply_s=0.01)
     calibrated = cells.Calibrated(times, 0.1, 0.01, 0.0, 0.0, 0.5, {"twoshot": (0.02, 0.0), "sum": (0.03, 0.0)})
     _, prediction = runs.ENGINES["ddp"].predict(cells.Cell("ddp", 2, "30mbit+40ms", cells.LOCAL), calibrated)
-    # 8 steps with the optimizer's, then half a message each way over 3.585 MB/s and two round trips of 80 ms.
-    assert prediction.total_s * 8 == pytest.approx(8 * 0.11 + 3e5 / 3.585e6 + 0.02 + 2 * 0.08 + 0.01, rel=1e-6)
+    # 8 steps with the optimizer's, then half a message each way over 3.585 MB/s, without a burst. Two round trips of
+    # 80 ms hide the first half.
+    seconds = 8 * 0.11 + 0.5 * (3e5 - 65536) / 3.585e6 + 0.02 + 2 * 0.08 + 0.01
+    assert prediction.total_s * 8 == pytest.approx(seconds, rel=1e-6)
 
 
 def test_cells_are_predicted_by_the_present_model_from_the_calibration_of_their_machine() -> None:
@@ -144,7 +146,7 @@ def test_cells_are_predicted_by_the_present_model_from_the_calibration_of_their_
     predictions = [record.values for record in runs.latest(records) if record.kind == runs.RUN]
     assert len({run["key"] for run in predictions}) == len(predictions) >= 44
     errors = [abs(run["predicted_s"] / run["measured_s"] - 1) for run in predictions if run["valid"]]
-    assert statistics.median(errors) < 0.08
+    assert statistics.median(errors) < 0.08 and max(errors) < 0.25
     elsewhere = [replace(record, machine={"cpu": "another"}) for record in records if record.kind == runs.RUN]
     assert [one.values["predicted_s"] for one in runs.latest(elsewhere)] == [
         one.values["predicted_s"] for one in elsewhere
@@ -156,8 +158,19 @@ def test_prediction_of_a_ddp_cell_is_a_ring() -> None:
     times = ModelTimes((2_000_000,), 8, 0.1, ((1.0, 1.0),), messages, (2,))
     calibrated = cells.Calibrated(times, 0.1, 0.01, 0.0, 0.0, 0.5, {"twoshot": (0.02, 0.0), "sum": (0.03, 0.0)})
     _, plain = runs.ENGINES["ddp"].predict(cells.Cell("ddp", 4, "100mbit", "none"), calibrated)
-    # A ring: 1.5 times 8 MB over 11.95 MB/s, after a step of 0.1 s.
-    assert plain.total_s == pytest.approx(0.1 + 1.5 * 8e6 / 11.95e6 + 0.01)
+    # A ring: 1.5 times 8 MB over 11.95 MB/s, but for a burst, after a step of 0.1 s.
+    assert plain.total_s == pytest.approx(0.1 + (1.5 * 8e6 - 65536) / 11.95e6 + 0.01)
+
+
+def test_contention_of_few_bytes_is_added_once_to_an_exchange() -> None:
+    messages = {"qsgd:4": {"push": 1e6, "encode_s": 0.01, "decode_s": 0.02, "add_s": 0.005}}
+    times = ModelTimes((2_000_000,), 8, 0.1, ((0.5, 0.6), (1.0, 1.0)), messages, (2,))
+    alone = cells.Calibrated(times, 0.1, 0.01, 0.0, 0.0, 0.5, {"twoshot": (0.2, 0.0), "sum": (0.3, 0.0)})
+    busy = replace(alone, contention_s={"ps": 0.5, "twoshot": 0.5, "sum": 0.0})
+    for engine in ("ps", "ddp"):
+        cell = cells.Cell(engine, 2, "unshaped", "qsgd:4")
+        before, after = (runs.ENGINES[engine].predict(cell, one)[1].total_s for one in (alone, busy))
+        assert after == pytest.approx(before + 0.5, rel=0.01)
 
 
 def test_summary_counts_exchanges_after_the_warm_up() -> None:

@@ -53,7 +53,7 @@ def program_shared(memory, program, WORDS: tl.constexpr, ASM: tl.constexpr):
     if ASM == "":
         words = memory + program * WORDS
     else:
-        words = address  # on a GPU there is no memory; None cannot be returned
+        words = address  # on a GPU there is no memory, and Triton before 3.7 cannot return None
     return address, words
 
 

@@ -61,8 +61,11 @@ def _adamw_local(method: str, every: int, **changes: Any) -> Setting:
 
 
 def frontier() -> Iterator[Setting]:
-    """Yield all methods at 7 M parameters and 8 workers."""
+    """Yield all methods at 7 M parameters and 8 workers; published ones that use AdamW at half of its rate, too."""
     yield from baselines()
+    for setting in baselines():
+        if setting.optimizer == "adamw" and setting.exchange in (LOCAL, "onebit-adam"):
+            yield replace(setting, lr=0.5 * ADAMW_LR)
     for every in (16, 32, 64, 128):
         yield streamed(every)
     for every, keep in ((20, 0.1), (20, 0.05), (40, 0.1)):
@@ -133,7 +136,8 @@ def workers() -> Iterator[Setting]:
     for codec in ("topk:0.1|sign", "sign"):
         for changes in ({}, {"gather": True}):
             yield streamed(20, codec, workers=16, **changes)
-    for changes in ({}, {"gather": True}, {"down": "topk:0.015625,code=rans|sign + sign"}):
+    long: tuple[dict[str, Any], ...] = ({}, {"gather": True}, {"down": "topk:0.015625,code=rans|sign + sign"})
+    for changes in long:
         yield streamed(20, "sign", workers=16, **LONG_STEP, **changes)
 
 

@@ -16,9 +16,10 @@ import torch
 from laconic.plan.background_load import OtherProcesses
 from laconic.plan.calibration import model_times
 from laconic.plan.candidates import Candidate
+from laconic.plan.costs import Message
 from laconic.plan.processes import processes_per_core, run_simultaneously
 from laconic.plan.profile import ModelTimes
-from laconic.units import parse_rate, parse_time
+from laconic.units import parse_rate, parse_time, shaper_burst
 from laconic_lab.bench.gpt.settings import link_parts
 from laconic_lab.studies.jang2017 import tasks
 from laconic_lab.studies.trainer import single_thread
@@ -28,6 +29,7 @@ __all__ = [
     "CODECS",
     "ENOUGH_S",
     "EXPERIMENT",
+    "FEW_BYTES",
     "HELD_OUT",
     "LEAST",
     "LOCAL",
@@ -38,6 +40,7 @@ __all__ = [
     "WORKERS",
     "Calibrated",
     "Cell",
+    "beyond_burst",
     "rate_of",
     "step_together",
     "times_of",
@@ -47,19 +50,24 @@ __all__ = [
 EXPERIMENT = "runs"
 
 WORKERS = (2, 4)
-HELD_OUT = ("30mbit+40ms", "300mbit")
-"""Links, with models of their own, that the model of time was never changed for: it was made before they were run."""
-RATES = (*HELD_OUT, "unshaped", "100mbit", "1gbit")
+HELD_OUT = ("60mbit+15ms", "300mbit")
+"""Links that the model of time was never changed for: it was made before they were run."""
+RATES = (*HELD_OUT, "30mbit+40ms", "unshaped", "100mbit", "1gbit")
 CODECS = ("none", "fp16", "qsgd:4", "topk:0.01|qsgd:4", "thc:4", "adaptive:5.0|huffman")
 LOCAL = "local 8 ef|sign"
 """What DDP is compared with, too: changes of 8 local steps."""
-MODEL = {"30mbit+40ms": "gpt", "300mbit": "resnet", "unshaped": "mlp", "100mbit": "mlp", "1gbit": "vgg11"}
+MODEL = {
+    "60mbit+15ms": "gpt", "300mbit": "resnet", "30mbit+40ms": "gpt", "unshaped": "mlp", "100mbit": "mlp",
+    "1gbit": "vgg11",
+}  # fmt: skip
 """Model for each link, so that an exchange takes seconds and not minutes."""
 WARM_UP, LEAST, MOST, ENOUGH_S = 3, 10, 60, 5.0
 """Exchanges that do not count, the fewest and the most that do, and the seconds that these should take."""
 BUSY = 0.15
 """Largest share of all cores that other processes may use; a cell with more is no evidence."""
 SUMMED = ("thc:4",)
+FEW_BYTES = {"ps": "topk:0.001", "twoshot": "topk:0.001", "sum": "thc:3"}
+"""A codec by reduction whose messages are small, and which is not predicted."""
 UNLIMITED = 1e15
 """Bits per second of a link without a shaper: the machine is slower."""
 
@@ -104,6 +112,8 @@ class Calibrated:
         byte_s: Seconds of the server for each byte that it receives or sends.
         load: Load average before the calibration.
         ways: ``fixed_s`` and ``slot_s`` by reduction, for engines with several.
+        contention_s: By reduction, seconds that an exchange with few bytes took beyond all that was measured one thing
+            at a time: computation, transport and server share the cores of one machine.
     """
 
     times: ModelTimes
@@ -113,6 +123,7 @@ class Calibrated:
     byte_s: float
     load: float
     ways: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    contention_s: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Calibrated:
@@ -124,7 +135,8 @@ class Calibrated:
         })  # fmt: skip
         names = ("step_s", "fixed_s", "slot_s", "byte_s", "load")
         ways = {way: (base, slot_s) for way, (base, slot_s) in values["ways"].items()}
-        return cls(times, **{name: values[name] for name in names}, ways=ways)
+        contention_s = values.get("contention_s", {})
+        return cls(times, **{name: values[name] for name in names}, ways=ways, contention_s=contention_s)
 
     @property
     def slowdown(self) -> float:
@@ -133,6 +145,16 @@ class Calibrated:
 
 def rate_of(model: str) -> str:
     return next(rate for rate, name in MODEL.items() if name == model)
+
+
+def beyond_burst(message: Message, bits_s: float, links: float) -> Message:
+    """Return the message without the bytes that pass an emulated link at once after it was idle.
+
+    Args:
+        links: Messages of this size that share the burst of a link.
+    """
+    burst = shaper_burst(bits_s) / links if bits_s < UNLIMITED else 0.0
+    return replace(message, push=max(0.0, message.push - burst), pull=max(0.0, message.pull - burst))
 
 
 def wait_until_calm(seconds: float = 60.0) -> None:

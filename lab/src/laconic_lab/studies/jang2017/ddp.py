@@ -42,12 +42,13 @@ def calibrate(model: str, workers: int, codecs: tuple[str, ...]) -> cells.Calibr
     load = os.getloadavg()[0]
     times, step_s = cells.times_of(model, codecs), cells.step_together(model, workers)
     timed = [("few", "none"), (model, "none"), *((name, codec) for codec in WAYS.values() for name in ("pair", "many"))]
+    sparse = [(model, cells.FEW_BYTES[way]) for way in WAYS]
     with network(LAB, None, workers) as net:
-        measured = list(_train(net, workers, [(name, codec, COUNT) for name, codec in timed]))
+        measured = list(_train(net, workers, [(name, codec, COUNT) for name, codec in (*timed, *sparse)]))
     # The lower quartile: background load only adds time.
     plain, whole, *small = (
         max(0.0, one["measured_quartiles_s"][0] - cells.step_together(name, workers, 0.3))
-        for one, (name, _) in zip(measured, timed, strict=True)
+        for one, (name, _) in zip(measured, timed, strict=False)
     )
     ways = {}
     for way, pair, many in zip(WAYS, small[::2], small[1::2], strict=True):
@@ -56,12 +57,18 @@ def calibrate(model: str, workers: int, codecs: tuple[str, ...]) -> cells.Calibr
     cell = cells.Cell("ddp", workers, cells.rate_of(model), "none")
     known = predict(cell, calibrated, rate=1e15)[1].total_s - step_s
     nbytes = 2 * (workers - 1) / workers * 4 * times.numel
-    return replace(calibrated, byte_s=max(0.0, whole - known) / nbytes)
+    calibrated = replace(calibrated, byte_s=max(0.0, whole - known) / nbytes)
+    contention_s = {}
+    for way, one in zip(WAYS, measured[len(timed) :], strict=True):
+        parts_s = predict(cell._replace(codec=cells.FEW_BYTES[way]), calibrated, rate=1e15)[1].total_s
+        contention_s[way] = max(0.0, one["measured_s"] - parts_s)
+    return replace(calibrated, contention_s=contention_s)
 
 
 def predict(cell: cells.Cell, calibrated: cells.Calibrated, rate: float | None = None) -> tuple[Message, Step]:
     candidate, times = cell.candidate, calibrated.times
-    way = "none" if cell.codec == "none" else "sum" if cell.codec in cells.SUMMED else "twoshot"
+    summed = (*cells.SUMMED, cells.FEW_BYTES["sum"])
+    way = "none" if cell.codec == "none" else "sum" if cell.codec in summed else "twoshot"
     ready, fixed = bucketed(times.ready, times.numel), calibrated.fixed_s
     work = Work(calibrated.step_s, candidate.every, ready)
     if candidate.local:  # every step ends with the optimizer's
@@ -70,6 +77,7 @@ def predict(cell: cells.Cell, calibrated: cells.Calibrated, rate: float | None =
         base, slot_s = calibrated.ways[way]
         large = sum(dims > 1 and numel >= 4096 for numel, dims in times.layout())
         fixed = base + slot_s * max(0, large / work.exchanges - tasks.LARGE["pair"])
+        fixed += calibrated.contention_s.get(way, 0.0) / work.exchanges
     bits_s, round_trip_s = cell.link
     network = Network(
         cell.workers, rate or bits_s, "ring" if way == "sum" else "twoshot", byte_s=calibrated.byte_s,
@@ -79,7 +87,8 @@ def predict(cell: cells.Cell, calibrated: cells.Calibrated, rate: float | None =
         calibrated.slowdown
     )
     message = replace(message, add_s=message.add_s * calibrated.slowdown)  # every rank adds, at the same time
-    return message, step(work, network, message)
+    slowed = cells.beyond_burst(message, network.rate, 2 * (cell.workers - 1) / cell.workers)
+    return message, step(work, network, slowed)
 
 
 def run(wanted: Sequence[tuple[cells.Cell, int]], net: Hosts) -> Iterator[dict[str, Any]]:

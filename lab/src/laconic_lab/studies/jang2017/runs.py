@@ -36,6 +36,7 @@ from laconic_lab.studies.jang2017.cells import (
     CODECS,
     ENOUGH_S,
     EXPERIMENT,
+    FEW_BYTES,
     LEAST,
     LOCAL,
     MOST,
@@ -105,6 +106,10 @@ def measure_all(
     def kept(cell: Cell) -> bool:
         return known(cell) and finished.records[cell.key].machine.get("cpu") == here
 
+    for engine, workers, model in dict.fromkeys((cell.engine, cell.workers, cell.model) for cell in wanted):
+        if deadline is not None:
+            deadline.check()
+        _calibrated(finished, engine, workers, model, progress)  # cells that are kept are predicted from it again
     missing = sorted((cell for cell in wanted if not kept(cell)), key=known)
     for engine, workers, rate in dict.fromkeys(cell[:3] for cell in missing):
         if deadline is not None:
@@ -154,11 +159,13 @@ def _record(
 def _calibrated(finished: RecordLog, engine: str, workers: int, model: str, progress: Progress | None) -> Calibrated:
     key = json.dumps([CALIBRATION, engine, workers, model])
     known = finished.records.get(key)
-    if known is None or known.machine.get("cpu") != machine()["cpu"] or not calm_cell(known.values):
+    usable = known is not None and "contention_s" in known.values and calm_cell(known.values)
+    if known is None or not usable or known.machine.get("cpu") != machine()["cpu"]:
         if progress is not None:
             progress(f"calibrating {engine}, {workers} workers, {model}", 0, 1)
         wait_until_calm()
-        codecs = [*CODECS, *(Cell(engine, workers, "", one).candidate.codec for one in LOCAL_OF.get(engine, ()))]
+        local = (Cell(engine, workers, "", one).candidate.codec for one in LOCAL_OF.get(engine, ()))
+        codecs = [*CODECS, *sorted(set(FEW_BYTES.values())), *local]
         others = OtherProcesses([os.getpid()])
         calibrated = ENGINES[engine].calibrate(model, workers, tuple(codecs))
         finished.add(Record(CALIBRATION, {"key": key, "engine": engine, "workers": workers, "model": model,
@@ -191,16 +198,16 @@ def latest(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def _calibrate_ps(model: str, workers: int, codecs: tuple[str, ...]) -> Calibrated:
-    """Time exchanges of two slots, of 34 slots, and of all the model's bytes over unlimited links."""
+    """Time exchanges of two slots, of 34 slots, and of few and all of the model's bytes over unlimited links."""
     from laconic_lab.bench.cluster.processes import LAB, network
 
     load = os.getloadavg()[0]
     times = times_of(model, codecs)
     step_s = step_together(model, workers)
     with network(LAB, None, workers) as net:
-        trained = list(
-            _train(net, workers, [("few", "none", 33), ("many", "none", 33), (model, "none", WARM_UP + LEAST)])
-        )
+        small = FEW_BYTES["ps"]
+        wanted = [("few", "none", 33), ("many", "none", 33), (model, "none", WARM_UP + LEAST), (model, small, 33)]
+        *trained, sparse = _train(net, workers, wanted)
     computing = [step_together(name, workers, 0.3) for name in ("few", "many")]
     # The lower quartile: background load can only make an exchange slower.
     few, many, whole = (
@@ -212,6 +219,8 @@ def _calibrate_ps(model: str, workers: int, codecs: tuple[str, ...]) -> Calibrat
     calibrated = Calibrated(times, step_s, few, slot_s, 0.0, load)
     # The model's bytes take the server more time than an exchange of almost no values: pushes and pulls.
     cell = Cell("ps", workers, cells.rate_of(model), "none")
+    parts_s = _predict_ps(cell._replace(codec=small), calibrated, rate=1e15)[1].total_s
+    calibrated = replace(calibrated, contention_s={"ps": max(0.0, sparse["measured_s"] - parts_s)})
     known = _predict_ps(cell, calibrated, rate=1e15)[1].total_s - step_s
     nbytes = 2 * workers * 4 * times.numel
     return replace(calibrated, byte_s=max(0.0, whole - known) / nbytes)
@@ -224,11 +233,14 @@ def _predict_ps(cell: Cell, calibrated: Calibrated, rate: float | None = None) -
         rate or bits_s,
         round_trip_s=0.0 if rate else round_trip_s,
         byte_s=calibrated.byte_s,
-        exchange_s=calibrated.fixed_s + calibrated.slot_s * (len(calibrated.times.numels) - 2),
+        exchange_s=calibrated.fixed_s
+        + calibrated.slot_s * (len(calibrated.times.numels) - 2)
+        + calibrated.contention_s.get("ps", 0.0),
     )
     load = Workload.of_model(calibrated.times)
     message = message_of(Profile("here"), load, cell.codec, network).slower(calibrated.slowdown)
-    return message, step(Work(calibrated.step_s, ready=calibrated.times.ready), network, message)
+    slowed = cells.beyond_burst(message, network.rate, cell.workers)
+    return message, step(Work(calibrated.step_s, ready=calibrated.times.ready), network, slowed)
 
 
 def _run_ps(cells: Sequence[tuple[Cell, int]], net: Hosts) -> Iterator[dict[str, Any]]:

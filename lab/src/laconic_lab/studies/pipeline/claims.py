@@ -87,7 +87,7 @@ CLAIMS = (
           "%", evidence=_loss(TRANSFORM, method=FEWER, stages=4)),
     Claim("klt38bytes", f"all of a training by `{FEWER}` sends 8 times fewer bytes", "goal", 8.0, "=",
           "x", tolerance=0.2, evidence=_ratio(FEWER, TRANSFORM)),
-    Claim("klt36large2", "`klt:3.6` both ways between 2 stages of 7 M parameters ends within 1 % of the uncompressed loss",
+    Claim("klt36large2", "`klt:3.6` between 2 stages of 7 M parameters ends within 1 % of the uncompressed loss",
           "goal", 1.0, "<", "%", evidence=_loss(LARGE, method="klt:3.6", stages=2)),
     Claim("klt36large4", "the same between 4 stages", "goal", 1.0, "<", "%",
           evidence=_loss(LARGE, method="klt:3.6", stages=4)),
