@@ -249,6 +249,28 @@ def test_worker_that_asks_for_the_weights_again_and_again_is_paced(
         answers_soon(server, 0, encode(torch.ones(1 << 10), "none"))
 
 
+def test_worker_without_which_rounds_end_catches_up_as_often_as_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup worker that is always late was taken for one that repeats calls, and waited for up to 2 s."""
+    monkeypatch.setattr(calls_module, "REPEATS", 8)
+    core = core_of(job_of(workers=2, backup=1), {"w": torch.zeros(4)})
+    before = counters.counts().get("paced calls", 0)
+    with serving(core) as server:
+        fast, late = client_of(server, 0), client_of(server, 1)
+        begin(fast)
+        begin(late)
+        frame, behind = encode(torch.ones(4), "none"), 0
+        for sequence in range(40):
+            exchange(fast, sequence, frame)
+            with contextlib.suppress(LaconicError):
+                exchange(late, behind, frame)
+            behind = late.snapshot().sequence
+            assert behind == sequence + 1
+        assert counters.counts().get("paced calls", 0) == before
+        for _ in range(2 * calls_module.REPEATS):
+            late.snapshot()
+        assert counters.counts()["paced calls"] > before
+
+
 def test_call_that_ends_while_it_is_paced_leaves_its_thread(bad_member: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_module, "LONGEST_PACE", 60.0)
     monkeypatch.setattr(calls_module, "REPEATS_PER_SECOND", 0.01)

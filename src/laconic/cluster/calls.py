@@ -120,6 +120,8 @@ class Calls:
         self._named: dict[int, list[Call]] = {worker: [] for worker in range(workers)}
         self._repeats = {worker: (float(REPEATS), 0.0) for worker in range(workers)}
         """How many more repeated calls a worker may make now, and when that was counted."""
+        self._seen: dict[tuple[int, str], int] = {}
+        """The version at which each worker last made a paced call of each kind."""
         self._paid_at = dict.fromkeys(range(workers), 0.0)
         """When the processor time of each worker's costly calls will be within its share."""
         self._lock = threading.Lock()
@@ -172,16 +174,23 @@ class Calls:
             )
             other.supersede(0)
 
-    def pace(self, call: Call, worker: int, cost: float = 1.0) -> None:
+    def pace(self, call: Call, worker: int, cost: float = 1.0, version: int | None = None) -> None:
         """Count a call that costs the server work without a push; one too many waits.
 
         Otherwise a worker that asks for the weights again and again would keep the server from the others' pushes.
 
         Args:
             cost: As how many calls it counts.
+            version: Of the weights. The first call at a newer one is free: a slow worker, without which the others end
+                their exchanges, must catch up after each of them.
         """
         if worker not in self._repeats:
             return  # refused later, with a message
+        if version is not None:
+            with self._lock:
+                newer = version > self._seen.get((worker, call.name), -1)
+                self._seen[worker, call.name] = version
+            cost = 0.0 if newer else cost
         left = self.charge(worker, cost)
         if left < 0:
             counters.count(
@@ -199,12 +208,12 @@ class Calls:
         return left
 
     @contextmanager
-    def costly(self, call: Call, worker: int) -> Iterator[None]:
+    def costly(self, call: Call, worker: int, version: int | None = None) -> Iterator[None]:
         """Pace a call for which the server may encode a whole model: also by the processor time that earlier ones took.
 
         The time within this context is counted, without that in which it waits.
         """
-        self.pace(call, worker)
+        self.pace(call, worker, version=version)
         with self._lock:
             ahead = self._paid_at[worker] - time.monotonic() - COSTLY_SECONDS / COSTLY_SHARE
         if ahead > 0:

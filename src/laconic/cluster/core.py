@@ -353,7 +353,9 @@ class Core:
             applied = sequence == session.clock - 1 and repeatable
             if not applied:
                 self._members.check_turn(session, sequence)
-            receiver = PushReceiver(self._mode, session, sequence, alive, applied=applied)
+            # The first push of an exchange that the others ended without it is late, and no repetition.
+            repeated, session.received = sequence <= session.received, max(sequence, session.received)
+            receiver = PushReceiver(self._mode, session, sequence, alive, applied=applied, repeated=repeated)
             if not applied:
                 session.begin_push(receiver)
             return receiver

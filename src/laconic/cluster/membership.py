@@ -45,6 +45,8 @@ class WorkerSession:
     present: bool = False
     receiver: PushReceiver | None = None
     """The push that is arriving now."""
+    received: int = -1
+    """The last exchange whose push has arrived or begun to."""
     join_requested: int = -1
     """The attempt number of its last join."""
     join_answered: int = -1

@@ -26,11 +26,20 @@ class PushReceiver:
     Args:
         mode: The job's mode, which takes the frames.
         alive: Whether the worker still waits.
-        applied: The push was applied before: its frames are dropped and its reply is sent again.
+        applied: The push was applied before, or its exchange ended without it: its frames are dropped and the reply is
+            sent again.
+        repeated: Whether a push of this exchange has begun to arrive before.
     """
 
     def __init__(
-        self, mode: ServerMode, session: WorkerSession, sequence: int, alive: Callable[[], bool], *, applied: bool
+        self,
+        mode: ServerMode,
+        session: WorkerSession,
+        sequence: int,
+        alive: Callable[[], bool],
+        *,
+        applied: bool,
+        repeated: bool,
     ) -> None:
         self.session, self.sequence, self.alive = session, sequence, alive
         self.worker, self.incarnation = session.worker, session.incarnation
@@ -41,7 +50,9 @@ class PushReceiver:
         self.reservation = Reservation()
         self._mode, self._applied = mode, applied
         self.drops_frames = applied or (self.round is not None and self.worker in self.round.pushed)
-        """Whether the content of this push is already known."""
+        """Whether the content of this push is already known, or comes too late."""
+        self.repeats = repeated and self.drops_frames
+        """Whether it costs the server a reply for nothing."""
         self._begun: set[int] = set()
         """Slots whose frames have begun to arrive."""
         self._frames: dict[int, OpenedFrame | Contribution | None] = {}

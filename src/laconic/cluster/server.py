@@ -186,7 +186,7 @@ class Server:
     def snapshot(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
         worker, incarnation, _ = self._admit(messages, call)
         call.context.add_callback(self.core.wake)
-        with self.calls.costly(call, worker):
+        with self.calls.costly(call, worker, self.core.version):
             reply = self.core.snapshot(worker, incarnation, deadline=_deadline(call), alive=call.context.is_active)
         yield from self._send(reply)
 
@@ -196,7 +196,7 @@ class Server:
         try:
             receiver = self.core.receive(worker, incarnation, sequence, alive=call.context.is_active)
         except RefusedError:
-            self.calls.pace(call, worker)
+            self.calls.pace(call, worker, version=self.core.version)
             raise
         self.calls.admit(call, worker, incarnation, sequence)
         ended = threading.Event()
@@ -214,11 +214,11 @@ class Server:
             with receiver:
                 self.calls.pace(call, worker, cost=0.0)  # of pushes that failed
                 if receiver.reply is not None:
-                    if receiver.drops_frames:
+                    if receiver.repeats:
                         self.calls.pace(call, worker)
                     yield from self._send_while_receiving(messages, receiver, receiver.reply, call)
                     return
-                with self.calls.costly(call, worker) if receiver.drops_frames else nullcontext():
+                with self.calls.costly(call, worker) if receiver.repeats else nullcontext():
                     reply = self._receive_push(messages, receiver, call)
             yield from self._send(reply)
         except BaseException as error:
