@@ -15,7 +15,8 @@ GPT_LINK, GPT_RANKS = "100mbit+50ms", 2
 GPT_SHOWN = {
     "ddp": "AdamW, plain DDP", "fp16": "AdamW, torch's fp16 hook", "powersgd": "AdamW, torch's PowerSGD, rank 4",
     "diloco": "DiLoCo: AdamW, every 20, float32", "laconic-topk": "LocalSGD: Muon, every 20, ef|topk:0.1|sign",
-    "laconic-adamw": "LocalSGD: AdamW, every 32, ef|sign", "laconic-adamw-8": "LocalSGD: AdamW, every 8, ef|sign",
+    "laconic-adamw-8": "LocalSGD: AdamW, every 8, ef|sign",
+    "laconic-adamw-16": "LocalSGD: AdamW, every 16, ef|sign, mean × 1.8",
 }  # fmt: skip
 DDP_SHOWN = {
     "ddp": "plain DDP, float32", "fp16": "torch's fp16 hook", "powersgd:1": "torch's PowerSGD, rank 1",

@@ -22,20 +22,24 @@ class Pick:
 
     Args:
         trained: Family, optimizer, codec and steps between exchanges of the evidence; None: there is none.
+        outer: Its outer step.
     """
 
     who: str
     link: str
     what: str
     trained: tuple[str, str, str, int] | None
+    outer: str = "mean"
 
 
 TRANSFORMERS = "a transformer, or with Adam, AdamW"
 CONVOLUTIONAL = "a convolutional network, SGD with momentum"
 PICKS = (
     Pick(TRANSFORMERS, GBIT, "`attach`, `qsgd:4`", ("transformer", "adamw", "qsgd:4", 1)),
-    Pick(TRANSFORMERS, GBIT, "`attach`, `ef|thc:4`", ("transformer", "adamw", "ef|thc:4", 1)),
-    Pick(TRANSFORMERS, SLOWER, "`LocalSGD`, `every=8`, `ef|sign`", ("transformer", "adamw", "ef|sign", 8)),
+    Pick(
+        TRANSFORMERS, SLOWER, "`LocalSGD`, `every=16`, `ef|sign`, `fragments=2`, `overlap=6`, `outer=\"mean:1.8\"`",
+        ("transformer", "adamw", "ef|sign", 16), "mean:1.8",
+    ),
     Pick(CONVOLUTIONAL, GBIT, "`attach`, `ef|thc:2`", ("convolutional", "momentum", "ef|thc:2", 1)),
     Pick(CONVOLUTIONAL, GBIT, "`attach`, `ef|qsgd:4`", ("convolutional", "momentum", "ef|qsgd:4", 1)),
     Pick(CONVOLUTIONAL, SLOWER, "`LocalSGD`, `every=8`, `ef|qsgd:4`", ("convolutional", "momentum", "ef|qsgd:4", 8)),
@@ -66,7 +70,7 @@ def evidence_of(pick: Pick, found: tuple[Evidence, ...]) -> Evidence | None:
         one
         for one in found
         if (one.family, one.plain_optimizer, one.codec, one.every) == pick.trained
-        and one.optimizer == one.plain_optimizer
+        and (one.optimizer, one.outer) == (one.plain_optimizer, pick.outer)
     ]
     if not about:
         raise FileError(f"results/ have no training for the pick {pick.what}: train it, or give it no evidence")

@@ -48,6 +48,7 @@ class Run:
     score: float
     steps: float = 1.0
     outer: str = "mean"
+    seed: int | None = None
 
 
 @cache
@@ -152,17 +153,18 @@ def _gpt_bench() -> Iterator[Run]:
     Its loss is only reached if it stays there: the last evaluation counts.
     """
     for name in ("bench/gpt", "bench/gpt-gradients"):
-        by_seed: dict[int | None, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+        groups: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = defaultdict(dict)
         for record in _records(name, "bench.gpt.loss"):
-            by_seed[record.seed][record.values["method"]] = record.values
-        for found in by_seed.values():
+            groups[record.seed, record.values["ranks"]][record.values["method"]] = record.values
+        for (seed, _), found in groups.items():
             if "ddp" in found:
-                yield from (_gpt_run(name, found["ddp"], values) for values in found.values() if _comparable(values))
+                comparable = [values for values in found.values() if _comparable(values)]
+                yield from (replace(_gpt_run(name, found["ddp"], values), seed=seed) for values in comparable)
 
 
 def _comparable(values: Mapping[str, Any]) -> bool:
     method = METHODS[values["method"]]
-    return values["failed"] is None and method.hook != "powersgd" and method.outer == "mean"
+    return values["failed"] is None and method.hook != "powersgd" and method.outer.startswith("mean")
 
 
 def _gpt_run(source: str, plain: Mapping[str, Any], values: Mapping[str, Any]) -> Run:
@@ -176,6 +178,7 @@ def _gpt_run(source: str, plain: Mapping[str, Any], values: Mapping[str, Any]) -
         source, "gpt-small", values["numel"], "transformer", values["ranks"], ("bench",), "adamw", method.optimizer,
         1.0, codec, max(1, method.every), method.fragments, method.overlap, "loss",
         goal if longer and reached else curve[-1][1], (reached or curve[-1][0]) / total if longer else 1.0,
+        method.outer,
     )  # fmt: skip
 
 
@@ -190,33 +193,38 @@ def _tuned() -> Iterator[Evidence]:
 
 
 def _evidence(runs: Iterable[Run]) -> Iterator[Evidence]:
-    """Yield the evidence of every way to exchange: means over seeds, each at its best learning rate."""
+    """Yield the evidence of every way to exchange: means over seeds, each at its best learning rate and outer step."""
     settings: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in runs:
         workers = 0 if run.source == "gpt" and run.codec == PLAIN else run.workers
         settings[run.source, run.model, run.setting, run.plain_optimizer, workers].append(run)
     for (source, model, setting, optimizer, workers), trained in settings.items():
         everywhere = settings.get((source, model, setting, optimizer, 0), []) if workers else []
-        plain = _best_rate([run for run in [*trained, *everywhere] if run.codec == PLAIN])
+        plain = _best([run for run in [*trained, *everywhere] if run.codec == PLAIN])
         ways: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
         for run in trained:
             if run.codec != PLAIN and (run.codec, run.every) != ("none", 1):
-                ways[run.codec, run.every, run.fragments, run.overlap, run.optimizer, run.outer].append(run)
+                ways[run.codec, run.every, run.fragments, run.overlap, run.optimizer].append(run)
         for way in ways.values() if plain else ():
-            yield _compared(plain, _best_rate(way))
+            yield _compared(plain, _best(way))
 
 
-def _best_rate(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs of the learning rate with the best mean."""
-    by_rate: dict[float, list[Run]] = defaultdict(list)
+def _best(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs of the learning rate and outer step with the best mean, of several the one with fewest steps."""
+    tried: dict[tuple[float, str], list[Run]] = defaultdict(list)
     for run in runs:
-        by_rate[run.lr].append(run)
+        tried[run.lr, run.outer].append(run)
     sign = -1 if runs and runs[0].measure == "loss" else 1
-    return max(by_rate.values(), key=lambda one: sign * statistics.fmean(run.score for run in one), default=[])
+
+    def score(runs: Sequence[Run]) -> tuple[float, float]:
+        return sign * statistics.fmean(run.score for run in runs), -statistics.fmean(run.steps for run in runs)
+
+    return max(tried.values(), key=score, default=[])
 
 
 def _compared(plain: Sequence[Run], runs: Sequence[Run]) -> Evidence:
-    run, base = runs[0], statistics.fmean(one.score for one in plain)
+    run, seeds = runs[0], {one.seed for one in runs}
+    base = statistics.fmean(one.score for one in [one for one in plain if one.seed in seeds] or plain)
     spread = statistics.stdev(one.score for one in plain) if len(plain) > 1 else 0.0
     noise = spread if run.measure == "accuracy" else 100 * spread / base
     lr = run.lr / plain[0].lr if run.optimizer == run.plain_optimizer else 1.0  # rates of two optimizers say nothing

@@ -68,14 +68,16 @@ def _gpt_promises() -> Iterator[Promise]:
             topology="ring", **_link(plain["link"]),
         )  # fmt: skip
         advice = recommend(request, break_even=False)
-        chosen = advice.row.candidate
+        chosen, evidence = advice.row.candidate, advice.row.evidence
+        outer = "mean" if evidence is None else evidence.outer
+        recipe = advice.codec if outer == "mean" else f"{advice.codec}, outer={outer}"
         for run in runs:
             method = METHODS[run["method"]]
             way = Candidate(method.codec or "none", max(1, method.every), method.fragments, method.overlap, True)
             same = (run["link"], run["ranks"]) == (plain["link"], plain["ranks"])
-            if same and method.optimizer == "adamw" and method.every and method.outer == "mean" and way == chosen:
+            if same and method.optimizer == "adamw" and method.every and method.outer == outer and way == chosen:
                 yield Promise(
-                    "GPT, 3.7 M", show_link(run["link"]), run["ranks"], advice.codec, advice.quality_speedup,
+                    "GPT, 3.7 M", show_link(run["link"]), run["ranks"], recipe, advice.quality_speedup,
                     None if run["reached_s"] is None else plain["reached_s"] / run["reached_s"],
                     f"loss {run['loss']:.3f}, plain DDP {plain['loss']:.3f}", run["reached_s"] is not None,
                 )  # fmt: skip

@@ -32,7 +32,7 @@ def test_plan_has_no_objection_to_what_readme_picks_for_transformers(run: Run) -
     shown = run("plan", "--model", "gpt", "--workers", "8", "--bandwidth", "1gbit", "--json")
     rows = {row["codec"]: row for row in json.loads(shown.stdout)["rows"]}
     picked = [pick.trained[2] for pick in PICKS if pick.who == TRANSFORMERS and pick.link == GBIT and pick.trained]
-    assert len(picked) == 2 and all(rows[codec]["objection"] == "" and rows[codec]["evidence"] for codec in picked)
+    assert picked == ["qsgd:4"] and all(rows[codec]["objection"] == "" and rows[codec]["evidence"] for codec in picked)
 
 
 def test_pick_without_evidence_says_so_and_unknown_evidence_is_refused() -> None:

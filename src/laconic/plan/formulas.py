@@ -79,12 +79,7 @@ def served(times: list[float], shares: list[float], seconds: float) -> list[floa
     >>> served([0.0, 1.0, 4.0], [0.5, 0.25, 0.25], 4.0)
     [2.0, 3.0, 5.0]
     """
-    ends: list[float] = []
-    free = 0.0
-    for time, share in zip(times, shares, strict=True):
-        free = max(free, time) + share * seconds
-        ends.append(free)
-    return ends
+    return exchanged(times, shares, 0.0, seconds, 0.0, 0.0)
 
 
 def exchanged(
@@ -235,6 +230,19 @@ def exceeds_error(plain_s: float, compressed_s: float, error: float) -> bool:
     return plain_s >= (1 + max(0.05, error)) * compressed_s
 
 
+def fewest_workers(numels: list[float], counts: list[float], numel: float, workers: float) -> float:
+    """Return the smallest number of workers, but at least ``workers``, with which a model was trained; 0 if with none.
+
+    >>> fewest_workers([1e6, 1e6, 1e6, 2e6], [2.0, 4.0, 8.0, 3.0], 1e6, 3.0)
+    4.0
+    """
+    fewest = 0.0
+    for place, count in enumerate(counts):
+        if numels[place] == numel and count >= workers and (fewest == 0 or count < fewest):
+            fewest = count
+    return fewest
+
+
 def worst_training(
     given_up: list[float], numels: list[float], counts: list[float], local: bool, numel: float, workers: float
 ) -> int:
@@ -243,14 +251,16 @@ def worst_training(
     Args:
         given_up: What each training gave up.
         numels: Parameters of its model, which count for models of at most 32 times as many.
-        counts: Its workers. If steps were local, it counts for at most as many.
+        counts: Its workers. If steps were local, it counts for at most as many, and not where a training of such a
+            model by fewer counts.
         local: Whether steps were local.
         numel: Parameters of the model in question.
         workers: Workers in question.
     """
     worst = -1
     for place, lost in enumerate(given_up):
-        counted = 32 * numels[place] >= numel and (counts[place] >= workers or not local)
+        closest = not local or counts[place] == fewest_workers(numels, counts, numels[place], workers)
+        counted = 32 * numels[place] >= numel and closest
         if counted and (worst < 0 or lost > given_up[worst]):
             worst = place
     return worst

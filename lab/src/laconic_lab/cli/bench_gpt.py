@@ -36,8 +36,9 @@ def gpt(
         str | None,
         option(
             "Of ddp, fp16, powersgd, muon-ddp, muon-fp16, diloco, laconic-sign, laconic-topk, laconic-adamw, "
-            "laconic-adamw-8, laconic-qsgd, laconic-thc; ddp is always included.", "all without muon-…",
-            metavar="M,M,…",
+            "laconic-adamw-8, laconic-adamw-16, laconic-adamw-long, laconic-qsgd, laconic-thc; ddp is always "
+            "included.",
+            "all without muon-…", metavar="M,M,…",
         ),
     ] = None,
     steps: Annotated[int | None, option("Steps of each training.", "160")] = None,

@@ -87,6 +87,14 @@ METHODS = {
         "laconic: AdamW, every 32, `ef|sign`, 2 fragments", "adamw", None, 32, "ef|sign", fragments=2, overlap=12
     ),
     "laconic-adamw-8": Method("laconic: AdamW, every 8, `ef|sign`", "adamw", None, 8, "ef|sign", stretch=1.25),
+    "laconic-adamw-long": Method(
+        "laconic: AdamW, every 32, `ef|sign`, 2 fragments, mean × 1.8", "adamw", None, 32, "ef|sign", "mean:1.8",
+        fragments=2, overlap=12,
+    ),
+    "laconic-adamw-16": Method(
+        "laconic: AdamW, every 16, `ef|sign`, 2 fragments, mean × 1.8", "adamw", None, 16, "ef|sign", "mean:1.8",
+        fragments=2, overlap=6,
+    ),
     "laconic-qsgd": Method("laconic: AdamW, `qsgd:4` of gradients", codec="qsgd:4"),
     "laconic-thc": Method("laconic: AdamW, `ef|thc:4` of gradients", codec="ef|thc:4"),
 }  # fmt: skip
@@ -227,7 +235,7 @@ def optimizers_of(name: str, model: nn.Module, lr: float, muon_lr: float) -> lis
     if name == "muon":
         return muon(model, lr=muon_lr, adamw_lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
     if name == "sgd":
-        return [torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)]
+        return [torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)]  # larger steps diverge with some seeds
     return [torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)]
 
 
