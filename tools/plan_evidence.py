@@ -231,7 +231,8 @@ def _compared(plain: Sequence[Run], runs: Sequence[Run]) -> Evidence:
     return Evidence(
         run.codec, run.family, run.model, run.numel, run.plain_optimizer, run.optimizer, run.workers, len(runs),
         run.measure, round(base, 6), round(statistics.fmean(one.score for one in runs), 6), round(noise, 4), run.every,
-        run.fragments, run.overlap, run.outer, round(lr, 4), round(run.steps, 4), f"results/{run.source}",
+        run.fragments, run.overlap, run.outer, round(lr, 4),
+        round(max(one.steps for one in runs), 4), f"results/{run.source}",
     )  # fmt: skip
 
 

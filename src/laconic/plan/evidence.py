@@ -59,7 +59,7 @@ class Evidence:
         measure: ``accuracy`` (per cent of test examples) or ``loss``.
         plain, reached: Mean of the measure over seeds.
         noise: Standard deviation of ``plain`` over seeds in the unit of ``given_up``; 0 with one seed.
-        steps: Steps that the codec needed over those of plain data parallelism.
+        steps: Steps that the codec needed over those of plain data parallelism, the most of all seeds.
         source: Where the Records are.
     """
 
