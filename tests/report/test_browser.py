@@ -112,7 +112,7 @@ def test_every_plot_of_the_published_records_is_drawn(opened: Open, tmp_path: Pa
     assert page.js(COVERED) == []
     of_names = page.js(COLOURS_OF_NAMES)
     assert len(of_names) > 50 and {name for name, colours in of_names.items() if len(colours) > 1} == set()
-    assert (tmp_path / "all.html").stat().st_size < 1e6
+    assert (tmp_path / "all.html").stat().st_size < 1.2e6  # it grows with the published Records
     page.page.set_viewport_size({"width": 390, "height": 800})
     page.page.wait_for_function("[...laconic.charts.values()].every((chart) => chart.width <= 390)")
     assert page.js("document.documentElement.scrollWidth") <= 390 and page.js(COVERED) == [] and page.errors == []

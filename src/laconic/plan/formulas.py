@@ -94,7 +94,7 @@ def exchanged(
         wait_s: Seconds of the round trips of a piece. They pass while its first half is sent, or the reverse.
 
     >>> exchanged([0.0, 1.0, 4.0], [0.5, 0.25, 0.25], 2.0, 2.0, 0.5, 0.75)
-    [2.5, 4.25, 5.75]
+    [2.5, 4.25, 6.0]
     """
     ends: list[float] = []
     free = 0.0
