@@ -32,15 +32,9 @@ class PushReceiver:
     """
 
     def __init__(
-        self,
-        mode: ServerMode,
-        session: WorkerSession,
-        sequence: int,
-        alive: Callable[[], bool],
-        *,
-        applied: bool,
+        self, mode: ServerMode, session: WorkerSession, sequence: int, alive: Callable[[], bool], *, applied: bool,
         repeated: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.session, self.sequence, self.alive = session, sequence, alive
         self.worker, self.incarnation = session.worker, session.incarnation
         self.round: Round | None = mode.current_round

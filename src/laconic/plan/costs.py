@@ -268,7 +268,8 @@ class Step:
     """Seconds of one exchange and the ``every`` iterations before it.
 
     ``push_s`` and ``pull_s`` are the seconds in which links are busy; ``hidden_s`` is the part of everything that
-    happens while the model computes. So the parts add up to more than the whole, by ``hidden_s``.
+    happens while the model computes, or while round trips pass. So the parts add up to more than the whole, by
+    ``hidden_s``.
     """
 
     every: int
@@ -304,13 +305,11 @@ def pipelined(
         each_s: Seconds of the exchange of a piece that do not depend on its size.
         wait_s: Seconds of a piece's round trips, which pass while its first half is sent.
     """
-    if work.every > 1:  # after local steps all pieces are exchanged at once
-        once_s = each_s + max(0.0, wait_s - out_s)
-        each_s = wait_s = 0.0
-    else:
-        once_s = 0.0
-    ends = formulas.exchanged(work.encoded(encode_s), work.shares, out_s, back_s, each_s, wait_s)
-    return max(work.computed_s(encode_s), ends[-1]) + once_s
+    encoded, shares, computed = work.encoded(encode_s), work.shares, work.computed_s(encode_s)
+    if work.every > 1:  # all pieces are exchanged at once
+        sent = formulas.exchanged(encoded, shares, out_s, back_s, 0.0, 0.0)[-1]
+        return max(computed, sent) + each_s + max(0.0, wait_s - out_s)
+    return max(computed, formulas.exchanged(encoded, shares, out_s, back_s, each_s, wait_s)[-1])
 
 
 def step(work: Work, network: Network, message: Message) -> Step:

@@ -36,6 +36,7 @@ __all__ = [
     "MOST",
     "RATES",
     "SUMMED",
+    "UNLIMITED",
     "WARM_UP",
     "WORKERS",
     "Calibrated",

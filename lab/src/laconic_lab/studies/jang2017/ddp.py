@@ -44,23 +44,24 @@ def calibrate(model: str, workers: int, codecs: tuple[str, ...]) -> cells.Calibr
     timed = [("few", "none"), (model, "none"), *((name, codec) for codec in WAYS.values() for name in ("pair", "many"))]
     sparse = [(model, cells.FEW_BYTES[way]) for way in WAYS]
     with network(LAB, None, workers) as net:
-        measured = list(_train(net, workers, [(name, codec, COUNT) for name, codec in (*timed, *sparse)]))
+        trained = list(_train(net, workers, [(name, codec, COUNT) for name, codec in (*timed, *sparse)]))
+    measured, with_few_bytes = trained[: len(timed)], trained[len(timed) :]
     # The lower quartile: background load only adds time.
     plain, whole, *small = (
         max(0.0, one["measured_quartiles_s"][0] - cells.step_together(name, workers, 0.3))
-        for one, (name, _) in zip(measured, timed, strict=False)
+        for one, (name, _) in zip(measured, timed, strict=True)
     )
     ways = {}
     for way, pair, many in zip(WAYS, small[::2], small[1::2], strict=True):
         ways[way] = (pair, max(0.0, (many - pair) / (tasks.LARGE["many"] - tasks.LARGE["pair"])))
     calibrated = cells.Calibrated(times, step_s, plain, 0.0, 0.0, load, ways)
     cell = cells.Cell("ddp", workers, cells.rate_of(model), "none")
-    known = predict(cell, calibrated, rate=1e15)[1].total_s - step_s
+    known = predict(cell, calibrated, rate=cells.UNLIMITED)[1].total_s - step_s
     nbytes = 2 * (workers - 1) / workers * 4 * times.numel
     calibrated = replace(calibrated, byte_s=max(0.0, whole - known) / nbytes)
     contention_s = {}
-    for way, one in zip(WAYS, measured[len(timed) :], strict=True):
-        parts_s = predict(cell._replace(codec=cells.FEW_BYTES[way]), calibrated, rate=1e15)[1].total_s
+    for way, one in zip(WAYS, with_few_bytes, strict=True):
+        parts_s = predict(cell._replace(codec=cells.FEW_BYTES[way]), calibrated, rate=cells.UNLIMITED)[1].total_s
         contention_s[way] = max(0.0, one["measured_s"] - parts_s)
     return replace(calibrated, contention_s=contention_s)
 

@@ -219,9 +219,9 @@ def _calibrate_ps(model: str, workers: int, codecs: tuple[str, ...]) -> Calibrat
     calibrated = Calibrated(times, step_s, few, slot_s, 0.0, load)
     # The model's bytes take the server more time than an exchange of almost no values: pushes and pulls.
     cell = Cell("ps", workers, cells.rate_of(model), "none")
-    parts_s = _predict_ps(cell._replace(codec=small), calibrated, rate=1e15)[1].total_s
+    parts_s = _predict_ps(cell._replace(codec=small), calibrated, rate=cells.UNLIMITED)[1].total_s
     calibrated = replace(calibrated, contention_s={"ps": max(0.0, sparse["measured_s"] - parts_s)})
-    known = _predict_ps(cell, calibrated, rate=1e15)[1].total_s - step_s
+    known = _predict_ps(cell, calibrated, rate=cells.UNLIMITED)[1].total_s - step_s
     nbytes = 2 * workers * 4 * times.numel
     return replace(calibrated, byte_s=max(0.0, whole - known) / nbytes)
 
