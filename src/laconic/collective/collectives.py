@@ -203,7 +203,7 @@ class Collectives:
     def _add_exactly(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
         self._count(tensors)
         dense = [x.contiguous() for x in tensors]
-        works = [transport.all_reduce(x, self.group, self.stats) for x in dense]
+        works = [transport.all_reduce(x, self.group, self.stats, as_torch=True) for x in dense]
 
         def finish() -> None:
             with self.stats.during("wire_s"):

@@ -129,7 +129,7 @@ class Exchange:
         self.shapes = dict(shapes or {})
         self.exempt: dict[str, str] = {}
         self._turn = 0
-        self._exact = Exact(group, stats=self.stats)
+        self._exact = Exact(group, stats=self.stats, as_torch=self.exact)
         self._reductions: dict[str, Reduction] = {EXACT: self._exact}
         for text in (spec, self.policy.small, *self.policy.rules.values()):
             self.reduction(text)  # an invalid spec raises now and not in the first step

@@ -5,6 +5,9 @@ nothing before the receiver has posted its buffer, and that notice queues behind
 way. So all receives of a round are posted before the first send, and no lengths travel ahead: both ends remember the
 length of the message with the same key in the last round, and a message that has grown beyond it comes in two pieces.
 
+gloo's all_reduce is a ring: 2 (M - 1) round trips, which on distant hosts is nearly all of its time if the tensor is
+small. Small tensors go from each rank to each other instead, in one round trip.
+
 A group is any ProcessGroup of torch, also one that ``torch.distributed`` does not know (torchft's). torch's threaded
 group, for tests, cannot send: there each round is two ``all_to_all_single``. In a fake group nothing arrives.
 """
@@ -12,6 +15,7 @@ group, for tests, cannot send: there each round is two ``all_to_all_single``. In
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -43,17 +47,71 @@ _JOINED = 1 << 22
 """The largest number of values that are copied into one tensor for a broadcast."""
 
 
+_DIRECT = 1 << 20
+"""Bytes that a rank sends at most if all others receive all of a small tensor; beyond, a ring sends fewer."""
+
+_COMBINE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    dist.ReduceOp.SUM: lambda total, x: total.add_(x),
+    dist.ReduceOp.MAX: lambda total, x: torch.maximum(total, x, out=total),
+    dist.ReduceOp.BOR: lambda total, x: total.bitwise_or_(x),
+}
+
 _NEW = hasattr(dist, "reduce_scatter_single")
 REDUCE_SCATTER = "reduce_scatter_single" if _NEW else "reduce_scatter_tensor"
 ALL_GATHER = "all_gather_single" if _NEW else "all_gather_into_tensor"
 """Functions of torch.distributed: since torch 2.13 the former names are deprecated."""
 
 
-def all_reduce(x: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats, op: Any = dist.ReduceOp.SUM) -> Any:
-    """Start an all-reduce in place and count its bytes; return the work to wait for."""
+def all_reduce(
+    x: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats, op: Any = dist.ReduceOp.SUM, *,
+    as_torch: bool = False,
+) -> Any:  # fmt: skip
+    """Start an all-reduce in place and count its bytes; return the work to wait for.
+
+    Args:
+        as_torch: Whether a sum must have the bits of torch's all-reduce, which adds in another order.
+    """
+    if not as_torch and _goes_directly(x, group) and op in _COMBINE:
+        return _DirectAllReduce(x, group, stats, _COMBINE[op])
     parts = (x._indices(), x._values()) if x.is_sparse else (x,)
     stats.bytes_reduced += sum(part.numel() * part.element_size() for part in parts)
     return start_all_reduce(x, group, op)
+
+
+def _goes_directly(x: Tensor, group: dist.ProcessGroup | None) -> bool:
+    if x.device.type != "cpu" or x.is_sparse or not is_registered(group) or backend_of(group) != "gloo":
+        return False
+    return 0 < x.numel() * x.element_size() * (size_of(group) - 1) <= _DIRECT
+
+
+class _DirectAllReduce:
+    """An all-reduce in which each rank sends its tensor to all others, and all combine them in the order of ranks."""
+
+    def __init__(
+        self, x: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats,
+        combine: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:  # fmt: skip
+        self._x, self._combine, self._rank = x, combine, rank_in(group)
+        others, sizes = size_of(group) - 1, [x.numel() * x.element_size()] * size_of(group)
+        sizes[self._rank] = 0
+        sent = x.reshape(-1).repeat(others)
+        received = torch.empty_like(sent)
+        self._received = received.view(others, *x.shape)
+        stats.bytes_sent += sent.nbytes
+        stats.bytes_received += sent.nbytes
+        # As bytes, because gloo does not know all dtypes.
+        self._work = dist.all_to_all_single(
+            received.view(torch.uint8), sent.view(torch.uint8), sizes, sizes, group=group, async_op=True
+        )
+
+    def wait(self, *timeout: timedelta) -> None:
+        """Wait, once; the tensor then holds the result."""
+        assert self._work is not None
+        self._work.wait(*timeout)
+        tensors = [*self._received[: self._rank], self._x.clone(), *self._received[self._rank :]]
+        for x in tensors[1:]:
+            self._combine(tensors[0], x)
+        self._x.copy_(tensors[0])
 
 
 def reduce_scatter(

@@ -32,7 +32,7 @@ MAX_JOINED = 256
 def begin_mean(flat: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats) -> Any:
     """Start an all-reduce that replaces a tensor by its mean. As in DDP, it scales before it adds: the same bits."""
     flat.mul_(1.0 / size_of(group))
-    return all_reduce(flat, group, stats)
+    return all_reduce(flat, group, stats, as_torch=True)
 
 
 class _Joined:
@@ -64,10 +64,16 @@ class _Joined:
 
 
 class Exact:
-    """Means without compression: one all-reduce for all tensors of a dtype."""
+    """Means without compression: one all-reduce for all tensors of a dtype.
 
-    def __init__(self, group: dist.ProcessGroup | None = None, *, stats: ExchangeStats | None = None) -> None:
-        self.group = group
+    Args:
+        as_torch: Whether means must have the bits of torch's all-reduce.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, *, stats: ExchangeStats | None = None, as_torch: bool = True
+    ) -> None:
+        self.group, self._as_torch = group, as_torch
         self.stats = ExchangeStats() if stats is None else stats
         self._buffers = BufferCache()
         self._joined: dict[tuple[Any, ...], _Joined] = {}
@@ -97,7 +103,7 @@ class Exact:
         pending = []
         for each in joined:
             each.gather()
-            pending.append((each, all_reduce(each.flat, self.group, self.stats)))
+            pending.append((each, all_reduce(each.flat, self.group, self.stats, as_torch=self._as_torch)))
 
         def finish() -> None:
             for each, work in pending:
