@@ -66,5 +66,5 @@ def test_recipe_makes_optimizers_with_its_learning_rates() -> None:
 def test_recipe_takes_other_optimizers_and_arguments(alone: None) -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    local = recipes.get("muon-sign-96").local_sgd(model, optimizer, every=32)
+    local = recipes.get("muon-sign-98").local_sgd(model, optimizer, every=32)
     assert local.every == 32 and local.optimizers == (optimizer,)

@@ -126,10 +126,10 @@ class Recipe:
 _RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("muon-sign-16", MUON, 16, "ef|sign", 4),
+        Recipe("muon-sign-16", MUON, 16, "ef:0.8|sign", 8, outer="mean:1.8", lr=7e-4),
         Recipe("muon-sign-64", MUON, 64, "ef|sign", 4),
         Recipe("muon-sign-65", MUON, 65, "ef:0.9|sign", 4, outer="mean:1.8", lr=7e-4),
-        Recipe("muon-sign-96", MUON, 96, "ef|sign", 4),
+        Recipe("muon-sign-98", MUON, 98, "ef:0.9|sign", 4, outer="mean:1.8", lr=7e-4),
     )
 }
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import failures, run_ranks
 
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
+from ranks import failures, run_ranks
 
 LARGE = (1 << 20) // 4 + 1
 """Values of float32 that two ranks add by a ring."""

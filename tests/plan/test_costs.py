@@ -36,8 +36,13 @@ def close(value: float) -> object:
         # Six round trips hide the first half of the sending; of short ones nothing is seen.
         (replace(LINK, topology="ring", round_trip_s=0.1), replace(PLAIN, summable=True), 1.0 + 0.15 + 6 * 0.1),
         (replace(LINK, topology="ring", round_trip_s=0.02), replace(PLAIN, summable=True), 1.0 + 2 * 0.15),
+        # Ranks agree on scales before, in one round trip. Packets of 0.3 MB go to the three others in one, too.
         (replace(LINK, topology="ring", round_trip_s=0.1), Message("thc:4", 25e6, 25e6, summable=True),
-         1.0 + 0.15 + 12 * 0.1),
+         1.0 + 0.15 + 7 * 0.1),
+        (replace(LINK, topology="ring", round_trip_s=0.1), Message("thc:4", 3e5, 3e5, summable=True),
+         1.0 + 3 * 3e5 / 125e6 + 2 * 0.1),
+        (replace(LINK, topology="twoshot", round_trip_s=0.1), Message("qsgd:4", 25e6, 25e6),
+         1.0 + 2 * 0.15 + 1.5 * 0.1),
         # 20 pieces are encoded in 0.04 s; the last is sent after that, a 20th of 2 * 0.75 * 3.2 MB; then 4 parts are
         # added, one is encoded again, and all are read.
         (replace(LINK, topology="twoshot"), Message("qsgd:4", 3.2e6, 3.2e6, 0.04, 0.02, 0.03), 1.0 + 0.04 + 0.00192
@@ -96,10 +101,10 @@ def test_ranks_exchange_each_bucket_by_itself_and_local_steps_all_at_once() -> N
     assert ready == ((0.6, 0.26), (1.0, 1.0))
     network = Network(2, 1e9, "twoshot", goodput=1.0, exchange_s=0.3, round_trip_s=0.05)
     tiny = Message("topk:0.01|qsgd:4", 0.0, 0.0)
-    # The first bucket's 0.3 s and two round trips begin at 0.6 s; the second's follow when its gradient is there.
-    assert step(Work(1.0, ready=ready), network, tiny).exchange_s == close(max(1.0, 0.6 + 0.4) + 0.4)
+    # The first bucket's 0.3 s and 1.5 round trips begin at 0.6 s; the second's follow when its gradient is there.
+    assert step(Work(1.0, ready=ready), network, tiny).exchange_s == close(max(1.0, 0.6 + 0.375) + 0.375)
     local = step(Work(1.0, ready=ready, every=8), network, tiny)
-    assert local.exchange_s == close(8.4) and local.fixed_s == close(0.4)
+    assert local.exchange_s == close(8.375) and local.fixed_s == close(0.375)
 
 
 def test_parts_exceed_the_whole_by_the_hidden_time() -> None:

@@ -8,10 +8,11 @@ rate; gradients are sent while backward still computes; an exchange may follow s
                 because gloo sends when the receiver has announced its buffer. It sends a rank's share in two parts, one
                 while the other is on its way: half of the sending hides the round trips, or they hide it. Packets that
                 are added need an agreement on scales before, which takes one round trip. Those of up to ``DIRECT``
-                bytes do not go around the ring but from each rank to each other, in one round trip. Messages that
-                cannot be added while compressed use two-shot instead, and the step has a note.
-    twoshot     each rank receives its shard from all others, adds, encodes the mean and sends it to all others; small
-                tensors go from each rank to each other while the shards are sent. Uncompressed float32 uses the ring.
+                bytes do not go around the ring but from each rank to each other: one round trip, which nothing hides.
+                Messages that cannot be added while compressed use two-shot instead, and the step has a note.
+    twoshot     each rank receives its shard from all others, adds, encodes the mean and sends it to all others, beside
+                one and a half round trips; small tensors go from each rank to each other while the shards are sent.
+                Uncompressed float32 uses the ring.
     hsdp        M nodes of several ranks each, which share the node's link. Each rank exchanges its shard with the other
                 nodes, as on a ring; encoding, adding and decoding are shared by the ranks of a node.
     fsdp        parameters are sharded over M ranks: a reduce-scatter of gradients by the codec, and float32 parameters
@@ -362,10 +363,14 @@ def _parameter_server(work: Work, network: Network, message: Message) -> Step:
 def _ring(work: Work, network: Network, message: Message) -> Step:
     others = network.workers - 1
     out_s = back_s = network.between_ranks(others / network.workers * message.push)
-    add_s, wait_s = others / network.workers * message.add_s, network.all_reduce_s
-    if message.codec != "none" and others * message.push * max(work.shares) <= DIRECT:
-        out_s, back_s, wait_s = network.between_ranks(others * message.push), 0.0, network.round_trip_s
-    each_s = network.exchange_s + (0.0 if message.codec in REDUCED else network.round_trip_s)
+    each_s, wait_s = network.exchange_s, network.all_reduce_s
+    if message.codec not in REDUCED:
+        each_s += network.round_trip_s
+    largest = max(work.shares) if work.every == 1 else 1.0
+    if message.codec != "none" and others * message.push * largest <= DIRECT:
+        out_s, back_s = network.between_ranks(others * message.push), 0.0
+        each_s, wait_s = each_s + network.round_trip_s, 0.0
+    add_s = others / network.workers * message.add_s
     end = work.waited(message.encode_s, pipelined(work, message.encode_s, out_s, back_s, each_s, wait_s) + add_s)
     fixed_s = (each_s + wait_s) * work.exchanges
     return _step(work, end + message.decode_s, [message.encode_s, out_s, add_s, back_s, message.decode_s, fixed_s])
@@ -386,7 +391,7 @@ def _two_shot(work: Work, network: Network, message: Message) -> Step:
     push_s, pull_s = network.between_ranks(share * message.push), network.between_ranks(share * message.pull)
     # A rank adds its shard of all messages, one message in total, and encodes the mean of its shard.
     add_s = message.add_s + (0.0 if message.summable else message.encode_s / network.workers)
-    each_s, wait_s = network.exchange_s, TWO_SHOT_TRIPS * network.round_trip_s
-    end = work.waited(message.encode_s, pipelined(work, message.encode_s, push_s, pull_s, each_s, wait_s) + add_s)
-    fixed_s = (each_s + wait_s) * work.exchanges
+    each_s = network.exchange_s + TWO_SHOT_TRIPS * network.round_trip_s
+    end = work.waited(message.encode_s, pipelined(work, message.encode_s, push_s, pull_s, each_s) + add_s)
+    fixed_s = each_s * work.exchanges
     return _step(work, end + message.decode_s, [message.encode_s, push_s, add_s, pull_s, message.decode_s, fixed_s])

@@ -41,7 +41,8 @@ class Claim:
         key: Unique within the study.
         section: Where the paper makes it.
         value: The claimed value or bound.
-        relation: ``=`` (equal within the tolerance), ``>``, ``<`` or ``best`` (this value is the best of a series).
+        relation: ``=`` (equal within the tolerance), ``>``, ``<``, ``≤`` or ``best`` (this value is the best of a
+            series).
         tolerance: Largest difference that still counts as equal; set by us.
         evidence: Function from the study's results to evidence; None when the Records do not cover the claim.
     """
@@ -50,7 +51,7 @@ class Claim:
     statement: str
     section: str
     value: float
-    relation: Literal["=", "<", ">", "best"] = "="
+    relation: Literal["=", "<", "≤", ">", "best"] = "="
     unit: str = ""
     tolerance: float = 0.0
     evidence: Callable[[Any], Evidence | None] = lambda results: None
@@ -58,7 +59,7 @@ class Claim:
     @property
     def claimed(self) -> str:
         """The claimed value as text, with relation, tolerance and unit."""
-        sign = f"{self.relation} " if self.relation in "<>" else ""
+        sign = f"{self.relation} " if self.relation in "<≤>" else ""
         tolerance = f" ± {self.tolerance:g}" if self.tolerance else ""
         return f"{sign}{self.value:g}{tolerance}{f' {self.unit}' if self.unit else ''}"
 
@@ -77,6 +78,8 @@ def verdict(claim: Claim, interval: Interval, how: How = "measured") -> str:
         holds, fails = low == high == value, not low <= value <= high
     elif claim.relation == "<":
         holds, fails = high < value, low >= value
+    elif claim.relation == "≤":
+        holds, fails = high <= value, low > value
     else:
         holds, fails = low > value, high <= value
     answer = "yes" if holds else "no" if fails else "undecided"

@@ -17,7 +17,7 @@ ADAMW_LR, MUON_LR = 2e-3, 1e-3
 """The best of the rates tried in the experiment ``rates``."""
 LONG_STEP: dict[str, Any] = {"lr": 0.7 * MUON_LR, "outer_lr": 1.8, "decay": 0.9}
 """Shorter local steps, a longer outer one, and residuals that fade: the best of ``at_equal_bytes`` every 64 steps."""
-SHORT_INTERVAL: dict[str, Any] = {**LONG_STEP, "decay": 0.8}
+SHORT_INTERVAL: dict[str, Any] = {**LONG_STEP, "decay": 0.8, "fragments": 8}
 """The best of ``at_equal_bytes`` every 16 steps."""
 
 
@@ -124,17 +124,17 @@ def at_equal_bytes() -> Iterator[Setting]:
     yield streamed(9, "topk:0.1,code=rans|sign", outer_lr=1.3)
     yield streamed(18, "topk:0.25,code=rans|sign", outer_lr=1.3)
     yield streamed(16, **LONG_STEP)
-    yield streamed(16, **SHORT_INTERVAL)
+    yield streamed(16, **{**LONG_STEP, "decay": 0.8})
     yield streamed(16, **{**LONG_STEP, "lr": 0.5 * MUON_LR, "outer_lr": 2.4})
     yield streamed(16, **{**LONG_STEP, "outer_lr": 1.5})
     yield streamed(30, "bins:2|rans", **LONG_STEP)
     yield streamed(18, "topk:0.25,code=rans|sign", **LONG_STEP)
     yield streamed(16, "none", **LONG_STEP)  # what local steps cost without a codec
+    yield streamed(16, **SHORT_INTERVAL)
     for changes in (
-        {"decay": 0.7}, {"fragments": 8}, {"momentum": 0.97}, {"outer_flat": 0.5},
-        {"outer_lr": 1.3, "outer_momentum": 0.3},
+        {"decay": 0.7}, {"momentum": 0.97}, {"outer_flat": 0.5}, {"outer_lr": 1.3, "outer_momentum": 0.3},
     ):  # fmt: skip
-        yield streamed(16, **{**SHORT_INTERVAL, **changes})
+        yield streamed(16, **{**LONG_STEP, "decay": 0.8, **changes})
 
 
 def workers() -> Iterator[Setting]:

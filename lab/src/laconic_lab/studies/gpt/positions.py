@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from laconic_lab.studies.gpt.selections import CHUNKS, PRICES, largest, largest_
 from laconic_lab.studies.gpt.settings import Setting
 from laconic_lab.studies.gpt.training import Training
 from laconic_lab.studies.record_log import RecordLog
+from laconic_lab.studies.text_runs import run_key
 
 __all__ = ["CONTEXTS", "GROUPS", "KIND", "SPECS", "measure_positions"]
 
@@ -69,7 +69,7 @@ def measure_positions(
         if iterations is not None:
             setting = replace(setting, steps=iterations, warmup=min(setting.warmup, iterations // 4))
         spec_keys, group_keys = (
-            {name: json.dumps([kind, corpus.digest[:16], setting.values(), name], sort_keys=True) for name in names}
+            {name: f"{run_key(setting, kind, 0, corpus.digest)} {name}" for name in names}
             for kind, names in ((KIND, SPECS), (CONTEXTS, GROUPS))
         )
         if any(key not in log for key in (*spec_keys.values(), *group_keys.values())):
