@@ -65,7 +65,7 @@ def _gpt_promises() -> Iterator[Promise]:
     for plain in (run for run in runs if run["method"] == "ddp"):
         request = PlanRequest.for_params(
             profile.load("cpu"), plain["numel"], plain["compute_s"], family="transformer", workers=plain["ranks"],
-            topology="ring", **_link(plain["link"]),
+            processes=plain["ranks"], topology="ring", **_link(plain["link"]),
         )  # fmt: skip
         advice = recommend(request, break_even=False)
         chosen, evidence = advice.row.candidate, advice.row.evidence

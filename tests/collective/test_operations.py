@@ -327,7 +327,7 @@ def count_calls(patch: pytest.MonkeyPatch) -> None:
 def counted_bytes(rank, world):
     """Compare stats with the bytes handed to torch, by kind of collective."""
     collectives = Collectives("ef|qsgd:4")
-    before = collectives.stats.bytes_reduced
+    sent, reduced = collectives.stats.bytes_sent, collectives.stats.bytes_reduced  # settings were compared
     with pytest.MonkeyPatch.context() as patch:
         dist.barrier()
         if rank == 0 or dist.get_backend() != "threaded":
@@ -341,14 +341,14 @@ def counted_bytes(rank, world):
         dist.barrier()
     stats, own = collectives.stats, threading.get_ident()
     counted = {
-        "send": stats.bytes_sent, "all_reduce": stats.bytes_reduced - before, "reduce_scatter": stats.bytes_scattered,
-        "all_gather": stats.bytes_gathered,
+        "send": stats.bytes_sent - sent, "all_reduce": stats.bytes_reduced - reduced,
+        "reduce_scatter": stats.bytes_scattered, "all_gather": stats.bytes_gathered,
     }  # fmt: skip
     dense = 3 * 4 * 64 * 80 * (world - 1) * 4  # a reduce-scatter and an all-gather; and both for the all-reduce
     return {
         "bytes counted": counted == {kind: HANDED_OVER.get((own, kind), 0) for kind in counted},
         "bytes compressed": 0 < stats.bytes_sent < dense / 6,
-        "bytes in all": stats.wire_bytes == sum(counted.values()) + before,
+        "bytes in all": stats.wire_bytes == sum(counted.values()) + sent + reduced,
     }
 
 

@@ -238,7 +238,7 @@ def test_small_messages_of_ranks_take_the_fixed_time_of_their_reduction() -> Non
     """A codec of few bytes was predicted to take half the time that two ranks measured."""
     request = PlanRequest(MACHINE, Workload(((5000, 2),) * 12), 1.0, topology="ring", rate=1e15)
     fixed = {spec: request.network_of(codec=spec).exchange_s for spec in ("none", "bf16", "thc:4", "qsgd:4")}
-    assert fixed["none"] == fixed["bf16"] < 0.003 < fixed["qsgd:4"] < fixed["thc:4"] < 0.05
+    assert fixed["none"] == fixed["bf16"] < 0.003 < min(fixed["qsgd:4"], fixed["thc:4"]) < 0.05
     assert request.network_of(12, "qsgd:4").exchange_s < 0.7 * fixed["qsgd:4"]
     assert replace(request, profile=replace(MACHINE, device="cuda")).network_of(codec="qsgd:4").exchange_s == 0
 

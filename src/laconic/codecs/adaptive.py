@@ -134,6 +134,7 @@ class Adaptive(Quantizer):
     zero: bool = False
     tail: float = 0.0
 
+    fixed_size = False
     name, example = "adaptive", "adaptive:5.0|huffman"
     summary = "min-max bins; the entropy sets how many"
     biased = "decodes to the bin's centre"

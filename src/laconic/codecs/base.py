@@ -159,6 +159,8 @@ class ValueStage(Stage):
     """Keeps the dtype of the values: decodes into that dtype instead of float32."""
     copies_values: ClassVar[bool] = False
     """Its one section is the bytes of the values, so that a chain may copy and view them."""
+    fixed_size: ClassVar[bool] = True
+    """As many values take as many bytes, unless all of them are equal."""
     needs_shape: ClassVar[bool] = False
     """Needs the shape of a whole tensor, and so cannot follow a selector."""
 

@@ -146,6 +146,11 @@ class Chain:
         return all(stage.contractive for stage in self.stages)
 
     @property
+    def has_fixed_size(self) -> bool:
+        """Whether the length of a frame follows from the number of values, but for tensors of one value."""
+        return self.selector is None and self.coder is None and self._value_stage.fixed_size
+
+    @property
     def keeps_dtype(self) -> bool:
         """Whether values are sent in the dtype of the tensor, and not as float32 or less."""
         return self._value_stage.lossless

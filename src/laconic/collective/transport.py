@@ -188,10 +188,14 @@ def _broadcast_joined(
 
 
 class _LengthHistory:
-    """Lengths of the messages of one key and peer, which both ends see alike."""
+    """Lengths of the messages of one key and peer, which both ends see alike.
 
-    def __init__(self) -> None:
-        self._last, self._constant = 0, False
+    Args:
+        first: Length of the first message as far as it is known.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._last, self._constant = first, first > 0
 
     @property
     def expected(self) -> int:
@@ -226,7 +230,7 @@ class Transport:
         """Post the receives for a message from some ranks, which need not be all; the tag tells messages apart."""
         return AllToAll(self, key, limit, tag, pinned, sources)
 
-    def all_to_all(self, key: Hashable, limit: int, *, pinned: bool = False) -> AllToAll:
+    def all_to_all(self, key: Hashable, limit: int, *, pinned: bool = False, fixed: bool = False) -> AllToAll:
         """Post the receives for a message from each peer. All ranks call it in the same order.
 
         Args:
@@ -234,12 +238,13 @@ class Transport:
                 call with this key.
             limit: The largest length of a message.
             pinned: A GPU will read the messages.
+            fixed: Whether messages have this length, or nearly: the first one then comes in one piece.
         """
         self._tag = (self._tag + 1) % _TAGS
-        return AllToAll(self, key, limit, 2 * self._tag, pinned, self.peers)
+        return AllToAll(self, key, limit, 2 * self._tag, pinned, self.peers, fixed)
 
-    def history(self, *key: Hashable) -> _LengthHistory:
-        return self._histories.setdefault(key, _LengthHistory())
+    def history(self, *key: Hashable, first: int = 0) -> _LengthHistory:
+        return self._histories.setdefault(key, _LengthHistory(first))
 
     def start(self, sending: Mapping[int, Tensor], receiving: Mapping[int, Tensor], tag: int) -> list[Any]:
         """Start sends and receives by rank, and count their bytes."""
@@ -293,9 +298,11 @@ class AllToAll:
     """A message to each peer and one from each: receives are posted at once, then ``send``, then ``receive``."""
 
     def __init__(
-        self, transport: Transport, key: Hashable, limit: int, tag: int, pinned: bool, sources: Sequence[int]
-    ) -> None:
+        self, transport: Transport, key: Hashable, limit: int, tag: int, pinned: bool, sources: Sequence[int],
+        fixed: bool = False,
+    ) -> None:  # fmt: skip
         self._transport, self._key, self.limit, self._tag = transport, key, limit, tag
+        self._first = PREFIX + limit if fixed else 0
         self._buffers: dict[int, Tensor] = {}
         self._first_nbytes: dict[int, int] = {}
         for rank in sources:
@@ -310,7 +317,7 @@ class AllToAll:
         self._in_use: list[Tensor] = []
 
     def _piece_nbytes(self, direction: str, rank: int) -> int:
-        expected = self._transport.history(direction, self._key, rank).expected
+        expected = self._transport.history(direction, self._key, rank, first=self._first).expected
         return min(max(PREFIX, expected), PREFIX + self.limit)
 
     def send(self, outgoing: Mapping[int, Tensor]) -> None:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from laconic import counters, wire
 from laconic.codecs import Chain, without_memory
-from laconic.codecs.adaptive import Adaptive
 from laconic.counters import LogOnce
 from laconic.errors import ConfigError, FrameError, NonFiniteError
 from laconic.frames import max_nbytes, open_packet, write_frame
@@ -77,8 +76,8 @@ def stage_codec(spec: str, direction: Direction) -> Chain:
         reason = f"{chain.coder.name!r} writes as many bytes as the values need"
     elif chain.selector is not None and chain.selector.fixed_count(1 << 20) is None:
         reason = f"{chain.selector.name!r} keeps as many values as the tensor has"
-    elif isinstance(chain.values, Adaptive):
-        reason = "'adaptive' computes its number of levels from the values"
+    elif chain.values is not None and not chain.values.fixed_size:
+        reason = f"{chain.values.name!r} computes its number of levels from the values"
     elif chain.values is not None and chain.values.needs_shape:
         reason = f"{chain.values.name!r} approximates the matrix of a parameter, not activations"
     if reason:

@@ -86,7 +86,7 @@ def test_every_cell_of_the_parameter_server_has_a_job_and_a_task() -> None:
     assert {cell.model for cell in all_cells} == {"mlp", "vgg11", "gpt", "resnet"}
     settings = {cell[:3] for cell in runs.all_cells()}
     assert len(settings) == 24 and ("ddp", 4, "30mbit+40ms") in settings
-    assert {cell.rate for cell in runs.all_cells(links=cells.HELD_OUT)} == {"60mbit+15ms", "300mbit"}
+    assert {cell.rate for cell in runs.all_cells(links=cells.HELD_OUT)} == {"300mbit"}
     with pytest.raises(ConfigError, match="a link must be one of 60mbit"):
         runs.all_cells(links=["2mbit"])
     assert cells.Cell("ddp", 4, "30mbit+40ms", "none").link == (30e6, 0.08)

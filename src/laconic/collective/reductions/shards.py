@@ -169,7 +169,9 @@ class ShardRounds:
         """Return a part with all receives of its rounds posted."""
         key = plan.ranges[0].name
         rounds = {
-            direction: self.transport.all_to_all((direction, key), limit, pinned=pinned)
+            direction: self.transport.all_to_all(
+                (direction, key), limit, pinned=pinned, fixed=self._chain.has_fixed_size
+            )
             for direction, limit in plan.limits.items()
         }
         return Part(shards, place, pinned, rounds)
