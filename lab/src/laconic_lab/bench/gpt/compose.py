@@ -12,7 +12,8 @@ from laconic_lab.bench.gpt.methods import METHODS, powersgd_phase
 __all__ = ["by_step", "composed", "curve", "reached"]
 
 WARMUP = 2
-"""Steps that are not representative: DDP settles its buckets in the first and sends new ones in the second."""
+"""Steps that are not representative: DDP settles its buckets in the first and sends new ones in the second. With local
+steps it is the first exchange of every fragment, whose lengths the ranks do not know yet."""
 
 
 def by_step(method: str, row: Sequence[float], steps: int, powersgd_start: int | None = None) -> list[float]:
@@ -21,19 +22,19 @@ def by_step(method: str, row: Sequence[float], steps: int, powersgd_start: int |
     The work of a step repeats with the method's period, so the mean of each position in the period is repeated.
     PowerSGD has two phases: plain means, and PowerSGD's.
     """
-    period = METHODS[method].period
-    if METHODS[method].hook == "powersgd":
+    one = METHODS[method]
+    if one.hook == "powersgd":
         start = len(row) // 2 if powersgd_start is None else powersgd_start
-        plain, compressed = _periodic(row[:start], 1), _periodic(row[start:], 1)
+        plain, compressed = (_periodic(part, 1, WARMUP) for part in (row[:start], row[start:]))
         phase = min(steps, powersgd_phase(steps))
         return plain * phase + compressed * (steps - phase)
-    repeated = _periodic(row, period)
-    return [repeated[step % period] for step in range(steps)]
+    repeated = _periodic(row, one.period, one.fragments * one.period if one.every else WARMUP)
+    return [repeated[step % one.period] for step in range(steps)]
 
 
-def _periodic(row: Sequence[float], period: int) -> list[float]:
-    """Return the mean of each position in the period, without the warm-up if there is enough besides it."""
-    first = WARMUP if period == 1 and len(row) > WARMUP else period if len(row) >= 2 * period else 0
+def _periodic(row: Sequence[float], period: int, warmup: int) -> list[float]:
+    """Return the mean of each position in the period, without the first steps if there is a period besides them."""
+    first = warmup if len(row) >= warmup + period else 0
     return [fmean(row[first + position :: period] or row[position::period] or row) for position in range(period)]
 
 

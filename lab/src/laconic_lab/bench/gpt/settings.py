@@ -115,7 +115,7 @@ class GPTSettings(TrainingSettings):
             return steps
         wanted = 2 + 2 * self.timed_steps if one.hook == "powersgd" else 2 + self.timed_steps
         if one.every:
-            wanted = 1 + one.period * (1 + (4 if one.fragments > 1 else 2))
+            wanted = 1 + one.period * (one.fragments + (4 if one.fragments > 1 else 2))
         return min(steps, wanted)
 
     def training(self) -> dict[str, Any]:
