@@ -1,6 +1,7 @@
 """What ``laconic plan`` promises and what real runs kept, and utilisation predicted and measured, from Records.
 
-Tables of docs/planner.md. A promise is made from the time of a step alone, the link and the shipped profile ``cpu``.
+Tables of docs/planner.md. A promise is made from the time of a step alone, the link, and the shipped profile ``cpu``
+with as many processes as ranks.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Small all-reduces go from each rank to each other; sums that must have torch's bits, and large ones, do not."""
+"""Small all-reduces go from each rank to each other, and first messages of a known length come in one piece."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from laconic.collective.exchange import Exchange
 from laconic.collective.stats import ExchangeStats
-from laconic.collective.transport import all_reduce
+from laconic.collective.transport import Transport, all_reduce
 from ranks import failures, run_ranks
 
 LARGE = (1 << 20) // 4 + 1
@@ -68,9 +69,32 @@ def reductions(rank, world):
     return results
 
 
+def everything(rank, world):
+    return reductions(rank, world) | first_messages(rank, world)
+
+
+def first_messages(rank, world):
+    """Count the pieces in which the first messages of a codec leave a rank."""
+    results = {}
+    for spec, fixed in (("ef|sign", True), ("qsgd:4", True), ("topk:0.1", False), ("adaptive:5.0|huffman", False)):
+        exchange, pieces = Exchange(spec), []
+        start = Transport.start
+
+        def counted(transport, sending, receiving, tag, pieces=pieces, start=start):
+            pieces.extend(sending)
+            return start(transport, sending, receiving, tag)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Transport, "start", counted)
+            exchange.mean([("w", torch.randn(128, 64))])
+        rounds = 2 * (world - 1)
+        results[f"first messages {spec}"] = len(pieces) == rounds if fixed else rounds < len(pieces) <= 2 * rounds
+    return results
+
+
 @pytest.fixture(scope="module", params=[2, 3, 4])
 def ranks(request, tmp_path_factory):
-    return run_ranks(reductions, request.param, tmp_path_factory.mktemp("transport"))
+    return run_ranks(everything, request.param, tmp_path_factory.mktemp("transport"))
 
 
 @pytest.mark.parametrize(
@@ -78,3 +102,7 @@ def ranks(request, tmp_path_factory):
 )  # fmt: skip
 def test_all_reduce(ranks, result):
     assert not failures(ranks, result)
+
+
+def test_first_messages_of_a_fixed_size_come_in_one_piece(ranks):
+    assert not failures(ranks, "first messages")

@@ -62,6 +62,10 @@ def test_steps_that_were_not_timed_repeat_the_mean_of_those_that_were() -> None:
     period = METHODS["diloco"].period
     row = [*([7.0] * period), *([1.0] * (period - 1)), 21.0, *([3.0] * (period - 1)), 23.0]
     assert by_step("diloco", row, 2 * period) == [*([2.0] * (period - 1)), 22.0] * 2
+    # The first exchange of each of four fragments is left out.
+    fragment = METHODS["laconic-sign"].period
+    row = [each for exchange in (90.0, 80.0, 70.0, 60.0, 5.0, 7.0) for each in (*([1.0] * (fragment - 1)), exchange)]
+    assert by_step("laconic-sign", row, fragment) == [*([1.0] * (fragment - 1)), 6.0]
     # Twenty steps: two plain ones, then PowerSGD.
     assert by_step("powersgd", [9.0, 9.0, 4.0, 8.0, 8.0, 1.0], 20, 3) == [4.0] * 2 + [1.0] * 18
 
