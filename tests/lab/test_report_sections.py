@@ -137,4 +137,4 @@ def test_line_of_one_setting_is_not_drawn_for_another() -> None:
     """A baseline belongs to a size of the model: it would mislead beside another."""
     (plot,) = (plot for plot in embedded(build(published("gpt")).html)["plots"] if plot["id"] == "gpt-bytes")
     marks = {mark["label"]: mark["pick"] for mark in plot["marks"]}
-    assert len(marks) == 2 and all(label.endswith(f", {pick}") for label, pick in marks.items())
+    assert len(marks) == 3 and all(label.endswith(f", {pick}") for label, pick in marks.items())

@@ -117,9 +117,9 @@ def _codec(
             ]
         except ConfigError:
             continue
-        times = [[one.encode_s, one.decode_s, one.add_s] for one in messages]
+        times = [_shortened(one.encode_s, one.decode_s, one.add_s) for one in messages]
         nbytes[str(count) if is_sum else "any"] = [
-            [message.push, message.pull, needed_memory(workload, message, local=candidate.local)]
+            _shortened(message.push, message.pull, needed_memory(workload, message, local=candidate.local))
             for workload, message in zip(workloads, messages, strict=True)
         ]
     return {
@@ -130,6 +130,11 @@ def _codec(
             for optimizer, memory in OPTIMIZERS.items()
         },
     }  # fmt: skip
+
+
+def _shortened(*values: float) -> list[float]:
+    """Return values to twelve digits: the page embeds thousands of them."""
+    return [float(f"{value:.12g}") for value in values]
 
 
 def _same_optimizer() -> list[Evidence]:

@@ -134,9 +134,9 @@ def test_local_steps_of_ddp_are_predicted_with_one_exchange_of_all() -> None:
     times = ModelTimes((2_000_000,), 8, 0.1, ((1.0, 1.0),), messages, (2,), apply_s=0.01)
     calibrated = cells.Calibrated(times, 0.1, 0.01, 0.0, 0.0, 0.5, {"twoshot": (0.02, 0.0), "sum": (0.03, 0.0)})
     _, prediction = runs.ENGINES["ddp"].predict(cells.Cell("ddp", 2, "30mbit+40ms", cells.LOCAL), calibrated)
-    # 8 steps with the optimizer's, then half a message each way over 3.585 MB/s, without a burst. One and a half round
-    # trips of 80 ms hide the first half.
-    seconds = 8 * 0.11 + 0.5 * (3e5 - 65536) / 3.585e6 + 0.02 + 1.5 * 0.08 + 0.01
+    # 8 steps with the optimizer's, then half a message each way over 3.585 MB/s, without a burst, and one and a half
+    # round trips of 80 ms.
+    seconds = 8 * 0.11 + (3e5 - 65536) / 3.585e6 + 0.02 + 1.5 * 0.08 + 0.01
     assert prediction.total_s * 8 == pytest.approx(seconds, rel=1e-6)
 
 
