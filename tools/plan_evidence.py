@@ -119,7 +119,7 @@ def _gpt_study() -> Iterator[Run]:
     files = sorted((RESULTS / "gpt").glob("*.jsonl"))
     usual = {
         "outer_momentum": 0.0, "outer_norm": 0.0, "outer_flat": 0.0, "carry": 0.0, "gather": False, "final": 0.1,
-        "momentum": 0.95, "pace": "even", "settle": 1, "averaged": 0.0, "senders": False,
+        "momentum": 0.95, "pace": "even", "settle": 1, "averaged": 0.0, "senders": False, "merge": "progress",
     }  # fmt: skip
     # A factor of the mean and fading residuals only as recipes have them: a plan cannot name other combinations.
     by_recipe = {(1.0, 1.0)} | {(each.factor, each.decay) for each in map(recipes.get, recipes.names())}
