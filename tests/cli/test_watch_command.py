@@ -85,7 +85,8 @@ def test_watch_ends_with_the_run(run: Run, work_dir: Path) -> None:
 
 def test_watch_waits_for_a_missing_run_with_wait_only(run: Run, work_dir: Path) -> None:
     assert_error(run("watch", "run"), 1, "run is not a run folder", "--wait")
-    timer = threading.Timer(0.3, write_run, (work_dir / "run",))
+    write_run(work_dir / "elsewhere")  # renamed: with its configuration alone a run is at iteration 0
+    timer = threading.Timer(0.3, (work_dir / "elsewhere").rename, (work_dir / "run",))
     timer.start()
     result = run("watch", "run", "--wait", "--json", "--every", "0.05")
     assert json.loads(result.stdout)["iteration"] == 40
