@@ -67,7 +67,7 @@ class Exact:
     """Means without compression: one all-reduce for all tensors of a dtype.
 
     Args:
-        as_torch: Whether means must have the bits of torch's all-reduce.
+        as_torch: Whether all means must have the bits of torch's all-reduce, not those of ``reduce_all`` alone.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class Exact:
         self._joined: dict[tuple[Any, ...], _Joined] = {}
 
     def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
-        self.begin(tensors)()
+        """Replace tensors by their means, with the bits of torch's all-reduce."""
+        self._begin(sum(x.numel() for _, x in tensors), [] if self._alone else self._join_all(tensors, 0), True)()
 
     @property
     def _alone(self) -> bool:
@@ -88,14 +89,15 @@ class Exact:
 
     def begin(self, tensors: Sequence[tuple[str, Tensor]], turn: int = 0) -> Callable[[], None]:
         """Start the all-reduces; the returned function waits for them. One round at a time for each turn."""
-        return self._begin(sum(x.numel() for _, x in tensors), [] if self._alone else self._join_all(tensors, turn))
+        joined = [] if self._alone else self._join_all(tensors, turn)
+        return self._begin(sum(x.numel() for _, x in tensors), joined, self._as_torch)
 
     def prepare(self, tensors: Sequence[tuple[str, Tensor]]) -> Callable[[], Callable[[], None]]:
         """Return a function that does what ``begin`` does with tensors on a GPU that stay where they are."""
         numel, joined = sum(x.numel() for _, x in tensors), [] if self._alone else self._join_all(tensors, 0)
-        return lambda: self._begin(numel, joined)
+        return lambda: self._begin(numel, joined, self._as_torch)
 
-    def _begin(self, numel: int, joined: Sequence[_Joined]) -> Callable[[], None]:
+    def _begin(self, numel: int, joined: Sequence[_Joined], as_torch: bool) -> Callable[[], None]:
         self.stats.rounds += 1
         self.stats.values += numel
         if not joined:
@@ -103,7 +105,7 @@ class Exact:
         pending = []
         for each in joined:
             each.gather()
-            pending.append((each, all_reduce(each.flat, self.group, self.stats, as_torch=self._as_torch)))
+            pending.append((each, all_reduce(each.flat, self.group, self.stats, as_torch=as_torch)))
 
         def finish() -> None:
             for each, work in pending:
