@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from laconic.collective import transport
 from laconic.errors import ConfigError
+from laconic.plan import costs
 from laconic.plan.costs import Message, Network, Work, bucketed, evenly, pipelined, step
 
 # 125 MB/s a link, no headers: 4 messages of 25 MB through one server take 0.8 s each way.
@@ -93,6 +95,10 @@ def test_pieces_are_sent_while_backward_computes(
     ready: tuple[tuple[float, float], ...], encode_s: float, send_s: float, spare_core: bool, end: float
 ) -> None:
     assert pipelined(Work(1.0, ready=ready, spare_core=spare_core), encode_s, send_s) == close(end)
+
+
+def test_planner_and_ranks_send_tensors_of_the_same_size_directly() -> None:
+    assert costs.DIRECT == transport.DIRECT
 
 
 def test_ranks_exchange_each_bucket_by_itself_and_local_steps_all_at_once() -> None:

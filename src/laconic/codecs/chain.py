@@ -147,7 +147,7 @@ class Chain:
 
     @property
     def has_fixed_size(self) -> bool:
-        """Whether the length of a frame follows from the number of values, but for tensors of one value."""
+        """Whether the length of a frame follows from the number of values, unless all values are equal."""
         return self.selector is None and self.coder is None and self._value_stage.fixed_size
 
     @property

@@ -35,7 +35,8 @@ from laconic.collective.stats import ExchangeStats
 from laconic.errors import InputError
 
 __all__ = [
-    "PREFIX", "AllToAll", "Transport", "all_gather", "all_reduce", "broadcast", "broadcast_all", "reduce_scatter",
+    "DIRECT", "PREFIX", "AllToAll", "Transport", "all_gather", "all_reduce", "broadcast", "broadcast_all",
+    "reduce_scatter",
 ]  # fmt: skip
 
 PREFIX = 16
@@ -47,7 +48,7 @@ _JOINED = 1 << 22
 """The largest number of values that are copied into one tensor for a broadcast."""
 
 
-_DIRECT = 1 << 20
+DIRECT = 1 << 20
 """Bytes that a rank sends at most if all others receive all of a small tensor; beyond, a ring sends fewer."""
 
 _COMBINE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
@@ -81,7 +82,7 @@ def all_reduce(
 def _goes_directly(x: Tensor, group: dist.ProcessGroup | None) -> bool:
     if x.device.type != "cpu" or x.is_sparse or not is_registered(group) or backend_of(group) != "gloo":
         return False
-    return 0 < x.numel() * x.element_size() * (size_of(group) - 1) <= _DIRECT
+    return 0 < x.numel() * x.element_size() * (size_of(group) - 1) <= DIRECT
 
 
 class _DirectAllReduce:
@@ -191,7 +192,7 @@ class _LengthHistory:
     """Lengths of the messages of one key and peer, which both ends see alike.
 
     Args:
-        first: Length of the first message as far as it is known.
+        first: Length of the first message; 0 if it is not known.
     """
 
     def __init__(self, first: int = 0) -> None:

@@ -57,7 +57,8 @@ EVENLY = evenly()
 TWO_SHOT_TRIPS = 1.5
 """Round trips of two-shot: a rank announces its buffers, receives shards in one, and sends means in the other."""
 DIRECT = 1 << 20
-"""Bytes that a rank sends at most if all others receive all of what is added; beyond, a ring adds it."""
+"""Bytes that a rank sends at most if all others receive all of what is added; beyond, a ring adds it. The same as
+``laconic.collective.transport.DIRECT``, which the planner does not import."""
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 """Bytes of DDP's first bucket and of the others, by default."""
