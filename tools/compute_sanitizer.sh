@@ -48,11 +48,11 @@ arguments=("$@")
 status=0
 seconds=$SECONDS
 # Once without a sanitizer: it compiles the kernels, which then come from Triton's cache, and shows that all are launched.
-run_parts plain env || exit 1
+run_parts plain env || status=1
 if [ ${#arguments[@]} -eq 0 ]; then
-  "$python" tools/launch_kernels.py --check "$work"/plain.*.kernels || exit 1
+  "$python" tools/launch_kernels.py --check "$work"/plain.*.kernels || status=1
 fi
-echo "compute_sanitizer: all cases pass without a sanitizer after $((SECONDS - seconds)) s"
+echo "compute_sanitizer: all cases have run without a sanitizer after $((SECONDS - seconds)) s"
 for tool in $tools; do
   seconds=$SECONDS
   if run_parts "$tool" compute-sanitizer --tool "$tool" --target-processes all --report-api-errors no --error-exitcode 86; then

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -103,13 +104,13 @@ def codec_case(spec: str, shape: tuple[int, ...], device: torch.device) -> None:
     """Encode, decode and accumulate a tensor."""
     codec, x = laconic.codec(spec), values(*shape)
     n, expected = x.numel(), codec.encode(x, seed=SEED)
-    total = torch.ones(shape)
+    decoded, total = codec.decode(expected), torch.ones(shape)
     codec.accumulate(expected, total, -0.3)
     with kernels.use_backend("triton"):
         packet = codec.encode(x.to(device), seed=SEED)
         for section, other in zip(packet.sections, expected.sections, strict=True):
             same(section, other, f"{spec}, {n} values, encoded")
-        same(codec.decode(packet), codec.decode(expected), f"{spec}, {n} values, decoded")
+        same(codec.decode(packet), decoded, f"{spec}, {n} values, decoded")
         found = torch.ones(shape, device=device)
         codec.accumulate(packet, found, -0.3)
         same(found, total, f"{spec}, {n} values, accumulated")
@@ -340,6 +341,18 @@ def all_kernels() -> set[str]:
     return set(functions) - called
 
 
+def passes(name: str, run: Callable[[torch.device], None], device: torch.device, verbose: bool) -> bool:
+    """Run a case; print what is wrong and go on with the next one, because a GPU may be at hand only once."""
+    if verbose:
+        print(name, flush=True)
+    try:
+        run(device)
+    except (Exception, SystemExit):
+        print(f"FAILED {name}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
@@ -360,10 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     device = torch.device(options.device)
     chosen = [case for case in cases(device) if options.only in case[0]][part::parts]
-    for name, run in chosen:
-        if options.verbose:
-            print(name, flush=True)
-        run(device)
+    failed = [name for name, run in chosen if not passes(name, run, device, options.verbose)]
     if device.type == "cuda":
         torch.cuda.synchronize()
     dist.destroy_process_group()
@@ -372,8 +382,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if options.launched:
         options.launched.write_text("\n".join(sorted(launched)) + "\n")
-    print(f"{len(chosen)} cases, {len(launched)} kernels, {fallbacks} calls left to torch")
-    return 0
+    print(f"{len(chosen)} cases, {len(failed)} failed, {len(launched)} kernels, {fallbacks} calls left to torch")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ codecs keep a second tensor beside it: momentum's velocity, or the start of Powe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -43,6 +44,9 @@ class SlotMemory:
     """The residual before the last round, which restores it if all workers drop that round."""
     companion: Tensor | None = None
     """Velocity of momentum, or start of a power iteration."""
+
+
+_residual = attrgetter("residual")
 
 
 class KeepsResiduals:
@@ -119,6 +123,12 @@ class KeepsResiduals:
         """Return the residual of a slot as it is kept; None if it has none."""
         memory = self._memories.get(slot)
         return None if memory is None else memory.residual
+
+    def watch(self, slots: Sequence[str], residuals: Sequence[Tensor]) -> Callable[[], bool]:
+        """Return a function that says whether these are still the residuals of the slots: the same tensors."""
+        memories, kept = self._memories, [self._memory(slot) for slot in slots]
+        # Without Python's own loop: an attached step on a GPU asks for every DDP bucket.
+        return lambda: self._memories is memories and all(map(is_, map(_residual, kept), residuals))
 
     def companion(self, slot: str) -> Tensor | None:
         """Return the second tensor of a slot, in float32; None if it has none."""

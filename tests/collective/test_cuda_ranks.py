@@ -97,7 +97,8 @@ def test_local_sgd_beside_training_does_not_depend_on_timing(tmp_path):
             assert learned(result[name]["losses"]), name
             assert torch.equal(result[name]["parameters"], ranks[0][name]["parameters"]), name
         assert torch.equal(result["first"]["parameters"], result["second"]["parameters"])
-        assert result["first"]["stats"]["exchanges"] == 20 and result["waiting"]["stats"]["exchanges"] == 10
+        # Of both fragments in 60 steps, and finish exchanges the first one again, which is three steps old by then.
+        assert result["first"]["stats"]["exchanges"] == 21 and result["waiting"]["stats"]["exchanges"] == 10
 
 
 DEVICE_SPECS = [
@@ -232,6 +233,26 @@ def test_recorded_steps_have_the_gradients_of_launched_ones(spec, nccl_rank):
     assert counters.counts().get("unrecorded_exchanges", 0) == 0
     for launched, recorded in zip(*results, strict=True):
         assert torch.equal(torch.as_tensor(launched), torch.as_tensor(recorded))
+
+
+def test_what_follows_backward_waits_for_exchanges_that_were_only_launched(nccl_rank, monkeypatch):
+    expected, prepare, slowed = train_attached("qsgd:4", 6), Exchange.prepare, []
+
+    def prepare_slowly(exchange, groups):
+        launch = prepare(exchange, groups)
+
+        def launch_slowly():
+            torch.cuda._sleep(20_000_000)  # some 10 ms
+            slowed.append(launch)
+            launch()
+
+        return launch_slowly
+
+    monkeypatch.setattr(Exchange, "prepare", prepare_slowly)
+    slow = train_attached("qsgd:4", 6)
+    assert len(slowed) > 10
+    for x, y in zip(expected, slow, strict=True):
+        assert torch.equal(torch.as_tensor(x), torch.as_tensor(y))
 
 
 def test_work_that_cannot_be_recorded_is_launched_and_torch_stays_usable(nccl_rank):

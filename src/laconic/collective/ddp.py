@@ -38,6 +38,9 @@ class _Bucket:
     groups: Mapping[str, NamedTensors]
     steps: int = 0
     launch: Callable[[], None] | None = None
+    """What launches the exchange of the tensors where they are; None if the host takes part, or in the first step."""
+    done: torch.futures.Future[Tensor] | None = None
+    """A future that has a result: of an exchange that was launched the stream of backward waits, and nobody else."""
 
 
 class DDPAttachment(Attachment):
@@ -53,6 +56,8 @@ class DDPAttachment(Attachment):
         super().__init__(module, spec, options, module.process_group)
         self._names = {id(parameter): name for name, parameter in self._parameters()}
         self._known_buckets: dict[int, _Bucket] = {}
+        self._launches_only = False
+        """Whether nothing is due in this step but exchanges, which may have been prepared."""
         self._errors: list[NonFiniteError] = []
         self._raises_later = False
         self._compared_states = False
@@ -103,14 +108,43 @@ class DDPAttachment(Attachment):
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Start the exchange of a DDP bucket. DDP calls it on all ranks in the same order, during backward."""
-        step_stats, called_s = self._step_stats, time.perf_counter()
-        step, flat = step_stats.steps, bucket.buffer()
-        if bucket.index() == 0:
+        called_s, index, flat = time.perf_counter(), bucket.index(), bucket.buffer()
+        if index == 0:
             self._follow_gradient_scale()
+            self._launches_only = self._compared_states and not self._something_is_due()
+        known = self._known_buckets.get(index)
+        # The tensors of a known bucket keep its memory, so no other bucket has its address.
+        if known is None or known.done is None or not self._launches_only or flat.data_ptr() != known.key[0]:
+            return self._reduce(bucket, flat, called_s)
+        assert known.launch is not None
+        side = self._thread.side(flat.device)
+        side.launch(known.launch)
         if bucket.is_last():
+            side.join()  # what comes after backward sees the means of all buckets
+            self._step_stats.steps += 1
+            self._step_stats.add_exposed(called_s)
+        return known.done
+
+    def _something_is_due(self) -> bool:
+        """Whether this step does more than exchange gradients, or does that in another way."""
+        module = self.module
+        return (
+            self._step_stats.steps < self.warmup_steps
+            or self._due(self.check_every)
+            or self._due(self.error_every)
+            or ddp_steps.divides_by_active_ranks(module)
+            or ddp_steps.finds_unused_parameters(module)
+        )
+
+    def _reduce(self, bucket: GradBucket, flat: Tensor, called_s: float) -> torch.futures.Future[Tensor]:
+        step_stats = self._step_stats
+        step, last = step_stats.steps, bucket.is_last()
+        if last:
             step_stats.steps += 1
+            if self._launches_only and flat.is_cuda:
+                self._thread.side(flat.device).join()  # exchanges of other buckets may only have been launched
         # Without a reference to self: the threads that move bytes keep it a little longer than DDP waits for them.
-        on_done = partial(step_stats.add_exposed, called_s) if bucket.is_last() else None
+        on_done = partial(step_stats.add_exposed, called_s) if last else None
         check = bucket.index() == 0 and self.check_every > 0 and step % self.check_every == 0
         measure = self.error_every > 0 and step % self.error_every == 0
         exact = step < self.warmup_steps or self._exchange.exact or flat.is_sparse
@@ -184,6 +218,9 @@ class DDPAttachment(Attachment):
         """Return what launches the exchange of a DDP bucket; None if the host takes part, or in its first step."""
         if known.steps == 1 and flat.is_cuda and self._stays(flat.device):
             known.launch = self._exchange.prepare(known.groups)
+            if known.launch is not None:
+                known.done = torch.futures.Future()
+                known.done.set_result(flat)
         known.steps += 1
         return known.launch
 

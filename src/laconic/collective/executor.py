@@ -7,11 +7,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from laconic.collective.side_stream import SideStream
 from laconic.errors import NonFiniteError
 
 __all__ = ["UNDER_WAY", "ExchangeThread", "Steps"]
@@ -49,9 +49,7 @@ class ExchangeThread:
         self._name = name
         self._tasks: _Tasks = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._streams: dict[torch.device, Any] = {}
-        self._ready: dict[torch.device, Any] = {}
-        """An event for each stream, recorded anew for every launch."""
+        self._sides: dict[torch.device, SideStream] = {}
         # The thread ends with this object and before the interpreter: torch's thread-local state cannot be released
         # later, and the process would abort.
         weakref.finalize(self, _end, self._tasks, self._threads, EXIT_WAIT_S)
@@ -93,7 +91,7 @@ class ExchangeThread:
         device = tensors[0].device
         if device.type != "cuda":
             return self.submit(task)
-        stream = self._stream(device)
+        stream = self.side(device).stream
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(device))
 
@@ -118,28 +116,23 @@ class ExchangeThread:
         Returns:
             A future that holds an event: the stream that waits for it waits for the work, and the host does not.
         """
-        device = x.device
-        stream, ready = self._stream(device), self._ready[device]
-        current = torch.cuda.current_stream(device)
-        ready.record(current)
-        with torch.cuda.device(device):
-            torch.cuda.set_stream(stream)
-            try:
-                stream.wait_event(ready)
-                x.record_stream(stream)
-                result = task()
-                done: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device])
-                done.set_result(x if result is None else result)
-            finally:
-                torch.cuda.set_stream(current)
-        return done
+        side = self.side(x.device)
 
-    def _stream(self, device: torch.device) -> Any:
-        stream = self._streams.get(device)
-        if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._ready[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        return stream
+        def launch() -> torch.futures.Future[Tensor]:
+            x.record_stream(side.stream)
+            result = task()
+            done: torch.futures.Future[Tensor] = torch.futures.Future(devices=[x.device])
+            done.set_result(x if result is None else result)
+            return done
+
+        return side.launch(launch)
+
+    def side(self, device: torch.device) -> SideStream:
+        """Return the stream of a device on which this object's exchanges run, in order."""
+        side = self._sides.get(device)
+        if side is None:
+            side = self._sides[device] = SideStream(device)
+        return side
 
     @property
     def failed(self) -> bool:

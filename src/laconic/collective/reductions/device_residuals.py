@@ -83,7 +83,7 @@ class DeviceResiduals:
         self, keeper: KeepsResiduals, slots: Sequence[str], stored: list[Tensor], inner: Sequence[int],
         device: torch.device, workspace: Workspace,
     ) -> None:  # fmt: skip
-        self._keeper, self._slots, self._stored, self._storage = keeper, slots, stored, keeper.storage
+        self._stored, self._storage, self._are_kept = stored, keeper.storage, keeper.watch(slots, stored)
         self._in_place = self._storage.in_place(device)
         self._rounds: RoundNumbers | None = None
         self.floats = stored
@@ -96,7 +96,7 @@ class DeviceResiduals:
     @property
     def current(self) -> bool:
         """Whether the same residuals are still kept."""
-        return all(self._keeper.stored(slot) is x for slot, x in zip(self._slots, self._stored, strict=True))
+        return self._are_kept()
 
     def begin_round(self, rounds: Sequence[int]) -> None:
         """Note the round of each slot, before the work of the round is launched or replayed."""
