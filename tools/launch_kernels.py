@@ -45,9 +45,10 @@ SPECS = (
     "none", "fp16", "bf16", "qsgd:4", "qsgd:3,norm=l2", "qsgd:8,round=nearest", "qsgd:2,bucket=128",
     "qsgd:12,bucket=4096", "qsgd:6,bucket=0,norm=l2", "terngrad", "terngrad:128", "sign", "sign:128", "onebit:256",
     "bins:2", "bins:3,bucket=128", "uniform:8", "uniform:5", "uniform:30", "adaptive:5.0", "adaptive:3.0,tail=0.01",
-    "shared:8", "shared:5,round=stochastic", "thc:4", "thc:1,round=stochastic", "powersgd:2", "topk:0.01", "topk:0.3",
-    "topk:0.05,approx=true", "topk:0.03,chunk=128", "topk:0.05,chunk=64,code=rank", "threshold:0.5", "randk:0.1",
-    "randk:0.5|thc:7", "union", "topk:0.01|qsgd:4", "topk:0.25|uniform:6", "threshold:1.0|fp16",
+    "adaptive:5.0,zero=true", "shared:8", "shared:5,round=stochastic", "thc:4", "thc:1,round=stochastic",
+    "powersgd:2", "topk:0.01", "topk:0.3", "topk:0.05,approx=true", "topk:0.03,chunk=128",
+    "topk:0.05,chunk=64,code=rank", "threshold:0.5", "randk:0.1", "randk:0.5|thc:7", "union", "topk:0.01|qsgd:4",
+    "topk:0.25|uniform:6", "threshold:1.0|fp16",
 )  # fmt: skip
 CODED = (
     "topk:0.1,code=rans|sign", "uniform:8|huffman:auto", "adaptive:5.0|rans", "terngrad|rans",
@@ -130,11 +131,16 @@ def phases_case(spec: str, device: torch.device) -> None:
         launch_cache.launches_for.cache_clear()
 
 
-def coder_case(coding: Coding, alphabet: int, n: int, device: torch.device) -> None:
-    """Code symbols that are mostly small, decode them, and decode them to values of a table."""
+def coder_case(coding: Coding, alphabet: int, n: int, device: torch.device, *, even: bool = False) -> None:
+    """Code symbols, decode them, and decode them to values of a table.
+
+    Args:
+        even: All symbols are as frequent, so that chunks are not worth coding; else most symbols are small.
+    """
     from laconic.kernels.triton import backend
 
-    symbols = (values(n).abs() * alphabet / 5).clamp(0, alphabet - 1).to(symbol_dtype(alphabet))
+    drawn = values(n).mul_(1e4).remainder_(alphabet) if even else values(n).abs() * alphabet / 5
+    symbols = drawn.clamp(0, alphabet - 1).to(symbol_dtype(alphabet))
     expected = torch.zeros(coded_max_nbytes(n, alphabet), dtype=torch.uint8)
     nbytes = cpu.encode_symbols(symbols, alphabet, coding, expected)
     section = torch.zeros(coded_max_nbytes(n, alphabet), dtype=torch.uint8, device=device)
@@ -282,6 +288,7 @@ def cases(device: torch.device) -> Iterator[Case]:
         for coding in (Coding.HUFFMAN, Coding.RANS, Coding.RANS_AUTO):
             for alphabet in ALPHABETS if on_gpu else (92,):
                 yield f"{coding.name}, {n} of {alphabet}", partial(coder_case, coding, alphabet, n)
+        yield f"RANS_AUTO, {n} of 256, all as frequent", partial(coder_case, Coding.RANS_AUTO, 256, n, even=True)
     if on_gpu:
         yield "HUFFMAN, two chunks", partial(coder_case, Coding.HUFFMAN, 92, (1 << 19) + 100)
         yield "RANS, two chunks", partial(coder_case, Coding.RANS, 92, (1 << 19) + 100)

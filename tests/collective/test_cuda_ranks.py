@@ -250,7 +250,7 @@ def test_what_follows_backward_waits_for_exchanges_that_were_only_launched(nccl_
 
     monkeypatch.setattr(Exchange, "prepare", prepare_slowly)
     slow = train_attached("qsgd:4", 6)
-    assert len(slowed) > 10
+    assert len(slowed) >= 6  # two buckets, from the second or third step on
     for x, y in zip(expected, slow, strict=True):
         assert torch.equal(torch.as_tensor(x), torch.as_tensor(y))
 
