@@ -105,6 +105,7 @@ def test_kernels_of_the_studies_compile(spec, compile_kernels):
     round_trip = "_sign_round_trip" if spec == "sign" else "_qsgd_round_trip"
     assert {round_trip, "_high_sums", "_weighted_sum", "_descend"} <= names
     assert ("_square_sums" in names) == ("bucket=0" in spec)
+    assert ("_backward_sums" in names) == (spec == "sign")
 
 
 @pytest.mark.slow

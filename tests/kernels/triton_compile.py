@@ -219,7 +219,7 @@ def rans_kernels(alphabet: int, n: int) -> dict[str, str]:
 
 def study_kernels(spec: str) -> dict[str, str]:
     """Kernels of the studies' steps and of exchanges that are computed for a codec of gradients."""
-    from laconic_lab.studies import fused_steps
+    from laconic_lab.studies import fused_norm, fused_steps
     from laconic_lab.studies.kothari2021 import fused
 
     x, keys, rate = torch.zeros(9000), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(1)
@@ -234,4 +234,9 @@ def study_kernels(spec: str) -> dict[str, str]:
         fused_steps.weighted_sum([x] * 3, 1 / 3, x)
         for momentum, decay in ((0.9, 5e-4), (0.0, 0.0)):
             fused_steps.descend(x, x, x, rate, momentum=momentum, decay=decay)
+        if spec == "sign":
+            norm = torch.nn.BatchNorm2d(64)
+            for side, pool in ((32, True), (4, True), (16, False)):
+                images = torch.zeros(64, 64, side, side, requires_grad=True)
+                fused_norm.norm_relu(images, None, norm, pool=pool).sum().backward()
     return ptx

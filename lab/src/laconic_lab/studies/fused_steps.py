@@ -1,4 +1,4 @@
-"""Kernels of a training step on a GPU: the mean of what workers send, and a step of SGD, in one pass each."""
+"""A training step on a GPU: the loss, the mean of what workers send, and a step of SGD, in few passes over memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.triton.launch_args import exact_options
+from laconic.train.examples import Batch
+from laconic.train.task import Task
+from laconic_lab.studies.fused_norm import outputs
 
-__all__ = ["descend", "weighted_sum"]
+__all__ = ["descend", "loss", "weighted_sum"]
 
 TILE = 2048
+
+
+def loss(task: Task, batch: Batch) -> Tensor:
+    """Return the mean loss of a task's model over a batch on its device."""
+    return task.loss_function(outputs(task.model, batch.inputs), batch.targets)
 
 
 @triton.jit

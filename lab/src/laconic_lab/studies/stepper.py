@@ -293,7 +293,8 @@ class GraphStepper(Stepper):
         """Return a worker's loss in this iteration and its gradient as one flat tensor."""
         inputs = self._inputs[worker].index_select(0, self._in_epoch)[0]
         targets = self._targets[worker].index_select(0, self._in_epoch)[0]
-        loss = task.loss(Batch(inputs.permute(0, 3, 1, 2) if self._channels_last else inputs, targets))
+        batch = Batch(inputs.permute(0, 3, 1, 2) if self._channels_last else inputs, targets)
+        loss = task.loss(batch) if self._fused is None else self._fused.loss(task, batch)
         gradients = torch.autograd.grad(loss, parameters.parameters)
         return loss.detach(), parameters.gather(gradients)
 
