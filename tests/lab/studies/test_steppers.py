@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from pathlib import Path
+
 import pytest
 import torch
 from steppers import host_transfers_forbidden
 
+from laconic.records import Record
 from laconic.train.data_shards import Shards
 from laconic.train.examples import ImageExamples
 from laconic.train.models import build_model
 from laconic.train.task import Task, cross_entropy
 from laconic_lab.studies.evaluation import Evaluation, on_device
 from laconic_lab.studies.flat_parameters import FlatParameters
+from laconic_lab.studies.record_log import RecordLog
 
 CPU = torch.device("cpu")
 
@@ -93,3 +98,29 @@ def test_epoch_has_the_examples_of_its_iterations() -> None:
         first = epoch * shards.iterations_per_epoch
         joined = [shards.indices(1, first + i) for i in range(shards.iterations_per_epoch)]
         assert shards.epoch(1, epoch).equal(torch.cat(joined))
+
+
+def _add_records(path: Path, process: int) -> None:
+    log = RecordLog(path)
+    for number in range(20):
+        log.add(Record("kothari2021.run", {"key": f"{process}/{number}", "curve": [0.5] * 2000}, seed=0))
+
+
+def test_processes_share_a_file_of_records(tmp_path: Path) -> None:
+    path = tmp_path / "accuracy.jsonl"
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_add_records, args=(path, number)) for number in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert RecordLog(path).records.keys() == {f"{process}/{number}" for process in range(2) for number in range(20)}
+
+
+def test_half_a_record_at_the_end_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "accuracy.jsonl"
+    RecordLog(path).add(Record("kothari2021.run", {"key": "a"}, seed=0))
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:20])
+    assert list(RecordLog(path).records) == ["a"] and "half a record" in caplog.text
+    assert path.read_bytes() == whole

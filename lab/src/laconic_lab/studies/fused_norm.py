@@ -231,12 +231,11 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
     if isinstance(model, nn.Sequential):
         modules = list(model)
         while modules:
-            used = _fused_count(modules, x)
-            if used:
-                conv, norm = modules[0], modules[1]
+            used, conv, norm = _fused_count(modules, x), modules[0], modules[min(1, len(modules) - 1)]
+            if used and isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
                 x = norm_relu(conv._conv_forward(x, conv.weight, None), conv.bias, norm, pool=used == 4)
             else:
-                x, used = outputs(modules[0], x), 1
+                x, used = outputs(conv, x), 1
             del modules[:used]
         return x
     if isinstance(model, Bottleneck) and _fits(x, model.conv2.stride[0]):

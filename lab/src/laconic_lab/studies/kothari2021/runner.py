@@ -27,7 +27,7 @@ EPOCHS = {model: hyper.epochs for model, hyper in HYPER.items()}
 """The paper's."""
 GRADIENTS = {"sizes": 1, "resnet50": sizes.ROUNDS}
 """Experiments that train nothing but encode gradients, and the number of rounds: times need several."""
-RUNS_AT_ONCE = 4
+RUNS_AT_ONCE = 8
 """Runs that share a GPU by default."""
 
 
@@ -49,7 +49,7 @@ def run(
         seeds: By default 0 to 2 for ``accuracy`` and ``adaptive``, 0 for the others.
         data: Another data set than the paper's, such as ``digits`` for LeNet-5.
         device: ``auto``, ``cpu`` or ``cuda``.
-        lanes: Runs side by side; by default 4 on a GPU and 1 on a CPU.
+        lanes: Runs side by side; by default 8 on a GPU and 1 on a CPU.
         frames: Whether to make every frame even where its decoded values can be computed; by default on a CPU, where
             that is faster.
         settings: Replaces the settings of the experiment.
