@@ -238,5 +238,6 @@ def study_kernels(spec: str) -> dict[str, str]:
             norm = torch.nn.BatchNorm2d(64)
             for side, pool in ((32, True), (4, True), (16, False)):
                 images = torch.zeros(64, 64, side, side, requires_grad=True)
-                fused_norm.norm_relu(images, None, norm, pool=pool).sum().backward()
+                copies = [[norm.weight] * 2, [norm.bias] * 2]
+                fused_norm.norm_relu(images, [None] * 2, *copies, norm.eps, pool=pool).sum().backward()
     return ptx

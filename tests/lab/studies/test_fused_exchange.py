@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from steppers import train_epochs
+from torch import nn
 
 from laconic.channels import Channel
 from laconic.codecs import parse
 from laconic.frames import decode
 from laconic.policy import Policy
+from laconic.train.models import seeded
+from laconic_lab.studies import stepper
 from laconic_lab.studies.kothari2021 import computed, passes
 from laconic_lab.studies.kothari2021.computed import ComputedChannel, in_order, rounding_keys
+from laconic_lab.studies.kothari2021.framed import FrameStepper
+from laconic_lab.studies.kothari2021.settings import setting_of
+from laconic_lab.studies.kothari2021.stepper import BestStepper, ComputedStepper, LocalStepper
+from laconic_lab.studies.stepper import Source
 
 pytest.importorskip("triton", reason="no triton")
 
@@ -131,3 +140,43 @@ def test_fused_step_is_one_of_sgd(momentum: float, decay: float) -> None:
     torch.testing.assert_close(weights, wanted.detach(), rtol=1e-6, atol=1e-7)
     if momentum:
         torch.testing.assert_close(velocity, optimizer.state[wanted]["momentum_buffer"], rtol=1e-6, atol=1e-7)
+
+
+def normed_model(*_: object, **__: object) -> nn.Module:
+    """Return a model whose workers share a pass: a convolution with batch norm, for images of 4 x 4."""
+    with seeded(0):
+        first = [nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)]
+        return nn.Sequential(*first, nn.Flatten(), nn.Linear(256, 40), nn.ReLU(), nn.Linear(40, 10))
+
+
+@pytest.fixture(scope="module")
+def small_images() -> Source:
+    source = Source("digits", None, DEVICE)
+    for split, count in zip(source.examples, (400, 200), strict=True):
+        split.inputs, split.targets = split.inputs[:count, :, ::7, ::7].clone(), split.targets[:count].clone()
+    return source
+
+
+SPARSE = {"push": "topk:0.1|qsgd:4,norm=l2"}
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("method, kind, changes", [
+    ("2w", ComputedStepper, {}), ("6", BestStepper, {"every": 2}),
+    pytest.param("1", ComputedStepper, {}, marks=SLOW), pytest.param("5", ComputedStepper, SPARSE, marks=SLOW),
+    pytest.param("laconic", LocalStepper, {"every": 2}, marks=SLOW),
+])  # fmt: skip
+def test_fused_steppers_train_like_frames(
+    monkeypatch: pytest.MonkeyPatch, small_images: Source, method: str, kind: type[ComputedStepper], changes: Any
+) -> None:
+    monkeypatch.setattr(stepper, "build_model", normed_model)
+    setting = setting_of("lenet5", method, data="digits", **changes)
+    framed = FrameStepper(setting, 1, 2, small_images)
+    monkeypatch.setattr(stepper, "_fused_steps", lambda device: fused_steps)
+    monkeypatch.setattr(computed, "kernels_on", lambda device: fused)
+    fast = kind(setting, 1, 2, small_images)
+    for one in (framed, fast):
+        train_epochs(one, 2)
+    assert fast.curve.frames_compared > 0 and fast.curve.frames_other == 0
+    for name in ("held_loss", "test_loss", "push_bytes", "pull_bytes"):  # roundings differ, and positions with them
+        assert getattr(fast.curve, name) == pytest.approx(getattr(framed.curve, name), rel=0.02), name

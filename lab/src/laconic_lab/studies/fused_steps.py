@@ -12,9 +12,10 @@ from torch import Tensor
 from laconic.kernels.triton.launch_args import exact_options
 from laconic.train.examples import Batch
 from laconic.train.task import Task
-from laconic_lab.studies.fused_norm import outputs
+from laconic_lab.studies.flat_parameters import FlatParameters
+from laconic_lab.studies.fused_norm import can_share, outputs, shared_outputs
 
-__all__ = ["descend", "loss", "weighted_sum"]
+__all__ = ["descend", "loss", "shared_gradients", "weighted_sum"]
 
 TILE = 2048
 
@@ -22,6 +23,32 @@ TILE = 2048
 def loss(task: Task, batch: Batch) -> Tensor:
     """Return the mean loss of a task's model over a batch on its device."""
     return task.loss_function(outputs(task.model, batch.inputs), batch.targets)
+
+
+def shared_gradients(
+    task: Task, parameters: FlatParameters, batches: Sequence[Batch]
+) -> tuple[list[Tensor], list[Sequence[Tensor]]] | None:
+    """Return the losses of workers with equal weights and their gradients by parameter, from one pass over all images.
+
+    None if the model cannot be run in this way.
+    """
+    model = task.model
+    if not can_share(model):
+        return None
+    assert isinstance(model, torch.nn.Sequential)
+    copies: dict[Tensor, Sequence[Tensor]] = {
+        p: [p.detach().requires_grad_() for _ in batches] for p in parameters.parameters
+    }
+    out = shared_outputs(model, torch.cat([batch.inputs for batch in batches]), copies)
+    parts = zip(out.chunk(len(batches)), batches, strict=True)
+    losses = [task.loss_function(part, batch.targets) for part, batch in parts]
+    wanted = [copy[worker] for worker in range(len(batches)) for copy in copies.values()]
+    gradients = torch.autograd.grad(losses, wanted)
+    count = len(copies)
+    by_worker: list[Sequence[Tensor]] = [
+        gradients[worker * count : (worker + 1) * count] for worker in range(len(batches))
+    ]
+    return [loss.detach() for loss in losses], by_worker
 
 
 @triton.jit

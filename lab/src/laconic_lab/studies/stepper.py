@@ -289,23 +289,33 @@ class GraphStepper(Stepper):
         """Return the learning rate of this iteration."""
         return self._rates.index_select(0, self._iteration.clamp(max=self.iterations - 1))
 
-    def _gradient(self, worker: int, task: Task, parameters: FlatParameters) -> tuple[Tensor, Tensor]:
-        """Return a worker's loss in this iteration and its gradient as one flat tensor."""
+    def _examples(self, worker: int) -> Batch:
+        """Return a worker's batch of this iteration."""
         inputs = self._inputs[worker].index_select(0, self._in_epoch)[0]
         targets = self._targets[worker].index_select(0, self._in_epoch)[0]
-        batch = Batch(inputs.permute(0, 3, 1, 2) if self._channels_last else inputs, targets)
+        return Batch(inputs.permute(0, 3, 1, 2) if self._channels_last else inputs, targets)
+
+    def _gradient(self, worker: int, task: Task, parameters: FlatParameters) -> tuple[Tensor, Tensor]:
+        """Return a worker's loss in this iteration and its gradient as one flat tensor."""
+        batch = self._examples(worker)
         loss = task.loss(batch) if self._fused is None else self._fused.loss(task, batch)
         gradients = torch.autograd.grad(loss, parameters.parameters)
         return loss.detach(), parameters.gather(gradients)
 
     def _by_worker(self, send: Callable[[int, Tensor], Any]) -> tuple[list[Tensor], list[Any]]:
         """Return the gradients of all workers on the same weights and what each sends; losses are added up."""
-        gradients, sent, losses = [], [], []
+        gradients, sent, losses, workers = [], [], [], range(self.job.workers)
         self.shared.publish()
+        together = None
+        if self._fused is not None:
+            together = self._fused.shared_gradients(self.task, self.shared, [self._examples(w) for w in workers])
         with self._forked():
-            for worker in range(self.job.workers):
+            for worker in workers:
                 with self._branch(worker):
-                    loss, flat = self._gradient(worker, self.task, self.shared)
+                    if together is None:
+                        loss, flat = self._gradient(worker, self.task, self.shared)
+                    else:
+                        loss, flat = together[0][worker], self.shared.gather(together[1][worker])
                     sent.append(send(worker, flat))
                 gradients.append(flat)
                 losses.append(loss)
