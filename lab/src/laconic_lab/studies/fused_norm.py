@@ -186,7 +186,8 @@ class _NormReLU(torch.autograd.Function):
         options = exact_options(COLUMNS=COLUMNS, num_warps=max(2, rows // 32))
         _statistics[grid](x, *partial, channels, ROWS=rows, **options)
         _merge[(channels // 32, groups)](
-            *partial, *statistics, tiles, channels, 1 / tiles, 1 / pixels, eps, ROWS=rows, COLUMNS=32, BLOCK=32,
+            *partial, *statistics, tiles, channels, 1 / tiles, 1 / pixels, eps, ROWS=rows, COLUMNS=32,
+            BLOCK=min(256, max(16, triton.next_power_of_2(tiles))),
             **exact_options(num_warps=4),
         )  # fmt: skip
         step = 2 if pool else 1
