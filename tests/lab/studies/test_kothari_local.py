@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from steppers import train_epochs
+from steppers import host_transfers_forbidden, train_epochs
 
 from laconic_lab.studies.kothari2021 import experiments
 from laconic_lab.studies.kothari2021.framed import FrameStepper, LocalFrameStepper
@@ -121,6 +121,20 @@ def test_best_stepper_trains_like_frames(source: Source, small: str, seed: int) 
         assert getattr(computed.curve, name) == getattr(framed.curve, name), name
     assert (computed.curve.frames_compared, computed.curve.frames_other) == (4 * 2 * 10, 0)
     assert computed.summary() == framed.summary()
+
+
+@pytest.mark.parametrize("kind, setting", [
+    (ComputedStepper, setting_of("lenet5", "2w", data="digits")), (LocalStepper, local("ef|topk:0.1|sign")),
+    (BestStepper, setting_of("lenet5", "6", data="digits", every=2)),
+])  # fmt: skip
+def test_iterations_and_exchanges_can_be_captured_in_a_cuda_graph(
+    source: Source, kind: type[ComputedStepper], setting: Setting
+) -> None:
+    stepper = kind(setting, 0, 2, source)
+    stepper.begin_epoch()
+    with host_transfers_forbidden():
+        for stage in stepper._stages():
+            stage()
 
 
 def test_best_stepper_returns_frames_of_either_worker(source: Source) -> None:

@@ -370,7 +370,7 @@ class BestStepper(LocalStepper):
         for worker in range(1, len(losses)):
             better = losses[worker] < lowest
             lowest = torch.where(better, losses[worker], lowest)
-            best = torch.where(better, worker, best)
+            best = torch.where(better, torch.full_like(best, worker), best)
             change = torch.where(better, self._decoded(self._sent[worker]), change)
         self._best.index_copy_(0, self._at, best)
         self._apply(change)
