@@ -98,6 +98,17 @@ def test_adaptive_kernels_compile(levels, compile_kernels):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("spec", ["qsgd:4,norm=l2", "qsgd:8,bucket=0,norm=l2", "qsgd:4,round=nearest", "sign"])
+def test_kernels_of_the_studies_compile(spec, compile_kernels):
+    names = set(kernel_names(compile_kernels(triton_compile.study_kernels, spec)))
+    round_trip = "_sign_round_trip" if spec == "sign" else "_qsgd_round_trip"
+    assert {round_trip, "_high_sums", "_weighted_sum", "_descend"} <= names
+    assert ("_square_sums" in names) == ("bucket=0" in spec)
+    assert ("_backward_sums" in names) == (spec == "sign")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("width, lane", [(4, 8), (3, 16), (4, 32)])
 def test_sum_kernels_compile(width, lane, compile_kernels):
     assert len(compile_kernels(triton_compile.sum_kernels, width, lane)) >= 2

@@ -21,6 +21,7 @@ from triton.runtime import jit
 import laconic
 import laws
 from laconic import kernels
+from laconic.codecs import parse
 from laconic.collective.reductions.device_codings import coding_of
 from laconic.kernels.interface import ChunkCounts, LinearGrid
 from laconic.kernels.sections import (
@@ -213,4 +214,30 @@ def rans_kernels(alphabet: int, n: int) -> dict[str, str]:
         coded_chunks.decode_chunks(coded, 15, alphabet, None, symbols, None)
         for modes, weight in ((15, None), (8, None), (15, 0.5)):
             coded_chunks.decode_chunks(coded, modes, alphabet, torch.zeros(alphabet), torch.zeros(n), weight)
+    return ptx
+
+
+def study_kernels(spec: str) -> dict[str, str]:
+    """Kernels of the studies' steps and of exchanges that are computed for a codec of gradients."""
+    from laconic_lab.studies import fused_norm, fused_steps
+    from laconic_lab.studies.kothari2021 import fused
+
+    x, keys, rate = torch.zeros(9000), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(1)
+    counts, spans, low = [4500, 4500], [(0, 4500), (4500, 9000)], torch.zeros(3, 2, dtype=torch.int64)
+    quantizer = parse(spec)[1].values
+    trips = [fused.RoundTrip(counts, quantizer, x.device, coded) for coded in (False, True)]
+    gaps = fused.Gaps(spans, counts, low)
+    with compiling() as ptx:
+        for trip in trips:
+            trip(x, keys if spec.startswith("qsgd") and "nearest" not in spec else None)
+        gaps.high_sums(torch.zeros(9000, dtype=torch.int64))
+        fused_steps.weighted_sum([x] * 3, 1 / 3, x)
+        for momentum, decay in ((0.9, 5e-4), (0.0, 0.0)):
+            fused_steps.descend(x, x, x, rate, momentum=momentum, decay=decay)
+        if spec == "sign":
+            norm = torch.nn.BatchNorm2d(64)
+            for side, pool in ((32, True), (4, True), (16, False)):
+                images = torch.zeros(64, 64, side, side, requires_grad=True)
+                copies = [[norm.weight] * 2, [norm.bias] * 2]
+                fused_norm.norm_relu(images, [None] * 2, *copies, norm.eps, pool=pool).sum().backward()
     return ptx

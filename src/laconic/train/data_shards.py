@@ -74,6 +74,10 @@ class Shards:
         epoch, step = divmod(iteration, self.iterations_per_epoch)
         return self._order(worker, epoch)[step * self.batch : (step + 1) * self.batch].clone()
 
+    def epoch(self, worker: int, epoch: int) -> Tensor:
+        """Return the example numbers of a worker in all iterations of an epoch, one after the other."""
+        return self._order(worker, epoch)[: self.iterations_per_epoch * self.batch].clone()
+
     def joined(self, iteration: int) -> Tensor:
         """Return the example numbers of all workers in an iteration, for the same training in one process."""
         return torch.cat([self.indices(worker, iteration) for worker in range(self.workers)])

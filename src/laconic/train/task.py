@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from laconic.layers import compress, dense_numel
 from laconic.train import script as scripts
 from laconic.train.data import load, load_text
 from laconic.train.data_shards import shuffled
-from laconic.train.examples import Batch, Examples, ImageExamples, TextExamples, examples_of
+from laconic.train.examples import Batch, ImageExamples, TextExamples, examples_of
 from laconic.train.models import GPT, MODELS, build_model, seeded
 
 __all__ = ["DATA", "Task", "build_task"]
@@ -110,40 +110,63 @@ class Task:
         Args:
             most: Use at most so many examples, spread evenly over the test set; by default all.
         """
-        count = len(self._test)
-        step = 1 if most is None else -(-count // most)
-        return self._measure(self._test, torch.arange(0, count, step))
+        return self._means(self.measure(self.tested(most))[0])
 
     def judge(self) -> float:
         """Return the mean loss on the held-out examples, for choices that must not depend on the test set."""
         if not len(self._held):
             raise ConfigError("no examples are held out: set holdout above 0")
-        return self._measure(self._examples, self._held)["loss"]
+        return self._means(self.measure(self.held_out())[0])["loss"]
+
+    def tested(self, most: int | None = None) -> Iterator[Batch]:
+        """Yield the test examples in batches, on the CPU; ``most`` as for ``evaluate``."""
+        count = len(self._test)
+        step = 1 if most is None else -(-count // most)
+        return (self._test.take(chunk) for chunk in _chunks(torch.arange(0, count, step)))
 
     def held_out(self) -> list[Batch]:
         """Return the held-out examples in batches, on the CPU."""
         return [self._examples.take(chunk) for chunk in _chunks(self._held)]
 
+    def statistics(self) -> Iterator[Tensor]:
+        """Yield the inputs from which the statistics of batch norm are computed, in batches."""
+        count = self.num_statistics
+        return (self.batch(chunk).inputs for chunk in _chunks(torch.arange(count) * self.num_train // max(1, count)))
+
     @torch.no_grad()
-    def _measure(self, examples: Examples, indices: Tensor) -> dict[str, float]:
-        loss, correct, answers = 0.0, 0, 0
-        with self._evaluating():
-            for chunk in _chunks(indices):
-                inputs, targets = examples.take(chunk).to(self.device)
-                outputs = self.model(inputs)
-                loss += float(self._loss(outputs, targets)) * len(chunk)
-                if not targets.is_floating_point() and targets.shape == outputs.shape[:-1]:
-                    correct += int((outputs.argmax(-1) == targets).sum())
-                    answers += targets.numel()
-        mean_loss = {"loss": loss / len(indices)}
+    def measure(self, *sets: Iterable[Batch], statistics: Iterable[Tensor] | None = None) -> Tensor:
+        """Return a row of sums for each set of batches (float64): loss, correct answers, answers, examples.
+
+        The rows are on the model's device, and nothing waits for it.
+
+        Args:
+            statistics: What ``statistics`` yields, where a caller keeps it on the device.
+        """
+        sums = torch.zeros(len(sets), 4, dtype=torch.float64, device=self.device)
+        with self._evaluating(self.statistics() if statistics is None else statistics):
+            for row, batches in zip(sums, sets, strict=True):
+                for batch in batches:
+                    inputs, targets = batch.to(self.device)
+                    outputs = self.model(inputs)
+                    row[0].add_(self._loss(outputs, targets).to(torch.float64) * len(inputs))
+                    if not targets.is_floating_point() and targets.shape == outputs.shape[:-1]:
+                        row[1].add_((outputs.argmax(-1) == targets).sum())
+                        row[2].add_(targets.numel())
+                    row[3].add_(len(inputs))
+        return sums
+
+    @staticmethod
+    def _means(sums: Tensor) -> dict[str, float]:
+        loss, correct, answers, count = sums.tolist()
+        mean_loss = {"loss": loss / count}
         return {"accuracy": 100 * correct / answers} | mean_loss if answers else mean_loss
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def _evaluating(self, statistics: Iterable[Tensor]) -> Iterator[None]:
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
-            self._refresh_batch_norm()
+            self._refresh_batch_norm(statistics)
             yield
         finally:
             for module, training in modes:
@@ -159,19 +182,20 @@ class Task:
     def _norms(self) -> list[_BatchNorm]:
         return [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
 
-    def _refresh_batch_norm(self) -> None:
+    def _refresh_batch_norm(self, statistics: Iterable[Tensor]) -> None:
         """Compute the running statistics of batch norm for the current parameters."""
-        norms, count = self._norms(), self.num_statistics
+        norms = self._norms()
         if not norms:
             return
         momenta = [norm.momentum for norm in norms]
         try:
             for norm in norms:
                 norm.reset_running_stats()
-                norm.momentum = None  # the plain mean over all chunks
                 norm.train()
-            for chunk in _chunks(torch.arange(count) * self.num_train // count):
-                self.model(self.batch(chunk).inputs.to(self.device))
+            for number, inputs in enumerate(statistics, 1):
+                for norm in norms:
+                    norm.momentum = 1 / number  # the plain mean over all chunks
+                self.model(inputs.to(self.device))
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum

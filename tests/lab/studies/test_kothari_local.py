@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from steppers import train_epochs
+from steppers import host_transfers_forbidden, train_epochs
 
 from laconic_lab.studies.kothari2021 import experiments
 from laconic_lab.studies.kothari2021.framed import FrameStepper, LocalFrameStepper
+from laconic_lab.studies.kothari2021.runner import make_stepper
 from laconic_lab.studies.kothari2021.settings import HYPER, Setting, setting_of
-from laconic_lab.studies.kothari2021.stepper import ComputedStepper, LocalStepper, Source, can_compute
+from laconic_lab.studies.kothari2021.stepper import BestStepper, ComputedStepper, LocalStepper, Source, can_compute
 from laconic_lab.studies.stepper import Stepper
+from laconic_lab.studies.trainer import Unit
 
 
 def local(channel: str, small: str = "ef|bf16", **options: object) -> Setting:
@@ -36,7 +38,7 @@ def test_local_stepper_trains_like_frames(source: Source, setting: Setting) -> N
     assert computed.curve.push_bytes == framed.curve.push_bytes
     assert computed.curve.pull_bytes == framed.curve.pull_bytes
     assert (computed.curve.frames_compared, computed.curve.frames_other) == (3 * 3 * 10, 0)
-    assert all(torch.equal(x, computed.weights) for x, _ in computed.held)  # it ended with an exchange
+    assert all(torch.equal(held.flat, computed.weights) for held in computed.held)  # it ended with an exchange
 
 
 def check_resuming(whole: Stepper, first: Stepper, second: Stepper) -> None:
@@ -50,8 +52,11 @@ def check_resuming(whole: Stepper, first: Stepper, second: Stepper) -> None:
     assert again.keys() == wanted.keys() and all(again[key].equal(wanted[key]) for key in wanted)
 
 
-def test_local_run_resumes_between_exchanges(source: Source) -> None:
-    check_resuming(*(LocalStepper(local("ef|topk:0.1|sign"), 0, 4, source) for _ in range(3)))
+@pytest.mark.parametrize("kind, setting", [
+    (LocalStepper, local("ef|topk:0.1|sign")), (BestStepper, setting_of("lenet5", "6", data="digits", every=2)),
+])  # fmt: skip
+def test_local_run_resumes_between_exchanges(source: Source, kind: type[Stepper], setting: Setting) -> None:
+    check_resuming(*(kind(setting, 0, 4, source) for _ in range(3)))
 
 
 BY_FRAMES = {
@@ -69,7 +74,7 @@ def test_local_steps_with_real_frames_train_like_frames(source: Source, name: st
     local, framed = LocalFrameStepper(setting, 1, 2, source), FrameStepper(setting, 1, 2, source)
     for stepper in (local, framed):
         train_epochs(stepper, 2)
-    assert not can_compute(setting) and local.curve.accuracy == framed.curve.accuracy
+    assert can_compute(setting) == (name == "6") and local.curve.accuracy == framed.curve.accuracy
     assert local.curve.push_bytes == pytest.approx(framed.curve.push_bytes, rel=1e-3)  # rounding of the steps differs
     assert local.curve.pull_bytes == pytest.approx(framed.curve.pull_bytes, rel=1e-3)
     assert local.summary()["worker_accuracy"] == framed.summary()["worker_accuracy"]
@@ -91,15 +96,59 @@ def test_local_run_with_real_frames_resumes_between_exchanges(source: Source, na
     check_resuming(*(LocalFrameStepper(BY_FRAMES[name], 0, 4, source) for _ in range(3)))
 
 
-@pytest.mark.parametrize("method, computed", [("1", True), ("laconic", True), ("6", False), ("adaptive", False)])
+@pytest.mark.parametrize("method, computed", [("1", True), ("laconic", True), ("6", True), ("adaptive", False)])
 def test_methods_that_can_be_computed(method: str, computed: bool) -> None:
     assert can_compute(setting_of("vgg11", method)) is computed
     assert not can_compute(setting_of("vgg11", method, mode="async"))
 
 
-def test_stepper_follows_from_the_iterations_between_exchanges() -> None:
-    assert issubclass(LocalStepper, ComputedStepper)
-    assert setting_of("vgg11", "laconic").job(0).every > 1 and setting_of("vgg11", "1").job(0).every == 1
+@pytest.mark.parametrize("method, kind", [
+    ("1", ComputedStepper), ("laconic", LocalStepper), ("6", BestStepper), ("adaptive", LocalFrameStepper),
+])  # fmt: skip
+def test_stepper_follows_from_what_is_exchanged(source: Source, method: str, kind: type[Stepper]) -> None:
+    unit = Unit("accuracy", setting_of("lenet5", method, data="digits"), 20, 0)
+    assert type(make_stepper(unit, source)) is kind
+    assert type(make_stepper(unit, source, frames=True)) is FrameStepper
+
+
+@pytest.mark.parametrize("small, seed", [("none", 1), ("none", 2), ("bf16", 3)])
+def test_best_stepper_trains_like_frames(source: Source, small: str, seed: int) -> None:
+    setting = setting_of("lenet5", "6", data="digits", every=2, push="topk:0.1|qsgd:4,norm=l2", push_small=small)
+    computed, framed = BestStepper(setting, seed, 4, source), FrameStepper(setting, seed, 4, source)
+    for stepper in (computed, framed):
+        train_epochs(stepper, 4)
+    for name in ("accuracy", "held_loss", "push_bytes", "pull_bytes"):
+        assert getattr(computed.curve, name) == getattr(framed.curve, name), name
+    assert (computed.curve.frames_compared, computed.curve.frames_other) == (4 * 2 * 10, 0)
+    assert computed.summary() == framed.summary()
+
+
+@pytest.mark.parametrize("kind, setting", [
+    (ComputedStepper, setting_of("lenet5", "2w", data="digits")), (LocalStepper, local("ef|topk:0.1|sign")),
+    (BestStepper, setting_of("lenet5", "6", data="digits", every=2)),
+])  # fmt: skip
+def test_iterations_and_exchanges_can_be_captured_in_a_cuda_graph(
+    source: Source, kind: type[ComputedStepper], setting: Setting
+) -> None:
+    stepper = kind(setting, 0, 2, source)
+    stepper.begin_epoch()
+    with host_transfers_forbidden():
+        for stage in stepper._stages():
+            stage()
+
+
+def test_best_stepper_returns_frames_of_either_worker(source: Source) -> None:
+    setting = setting_of("lenet5", "6", data="digits", every=2)
+    best: set[int] = set()
+    for seed in range(3):
+        stepper = BestStepper(setting, seed, 2, source)
+        for _ in range(2):
+            stepper.begin_epoch()
+            for _ in range(stepper.per_epoch):
+                stepper.step()
+            best |= set(stepper._best[: stepper._pending].tolist())
+            stepper.end_epoch()
+    assert best == {0, 1}
 
 
 def test_methods_own_rate_applies_unless_another_is_given() -> None:

@@ -117,10 +117,10 @@ def test_stepper_with_frames_is_made_on_request(source: Source) -> None:
     unit = trainer.Unit("accuracy", small("1"), 1, 0)
     assert isinstance(runner.make_stepper(unit, source), ComputedStepper)
     assert isinstance(runner.make_stepper(unit, source, frames=True), FrameStepper)
-    assert not can_compute(small("6"))
-    best = trainer.Unit("accuracy", small("6", every=2), 1, 0)
-    assert isinstance(runner.make_stepper(best, source), LocalFrameStepper)
-    assert isinstance(runner.make_stepper(best, source, frames=True), FrameStepper)
+    assert not can_compute(small("adaptive"))
+    weights = trainer.Unit("accuracy", small("adaptive", every=2), 1, 0)
+    assert isinstance(runner.make_stepper(weights, source), LocalFrameStepper)
+    assert isinstance(runner.make_stepper(weights, source, frames=True), FrameStepper)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

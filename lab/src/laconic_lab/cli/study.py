@@ -75,7 +75,7 @@ def study(
     ] = None,
     methods: Annotated[str | None, option("Methods, such as 1,5,laconic.", "all", metavar="LIST")] = None,
     seeds: Annotated[str | None, option("Seeds, such as 0,1,2.", "the experiment's", metavar="LIST")] = None,
-    lanes: Annotated[int | None, option("Runs trained side by side.", "4 or 6 on a GPU, 1 on a CPU", min=1)] = None,
+    lanes: Annotated[int | None, option("Runs trained side by side.", "6 or 8 on a GPU, 1 on a CPU", min=1)] = None,
     links: Annotated[
         str | None,
         option("Links of the experiments times and runs: unshaped, 1gbit, 100mbit, …", "all", metavar="LIST"),

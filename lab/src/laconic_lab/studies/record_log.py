@@ -1,7 +1,11 @@
-"""Records of finished work, one line each: work whose Record is present is not done again."""
+"""Records of finished work, one line each: work whose Record is present is not done again.
+
+Processes that do different work may share a file.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 from pathlib import Path
@@ -30,14 +34,16 @@ class RecordLog:
 
     def _read(self, path: Path) -> None:
         try:
-            text = path.read_text(encoding="utf-8")
+            with path.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # another process may be writing a line
+                complete, newline, torn = file.read().rpartition(b"\n")
+                if torn:
+                    log.warning("%s ends in half a record, as after a power cut: it is dropped", path)
+                    file.truncate(len(complete + newline))
+            text = complete.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise FileError(f"cannot read records: {error}") from error
-        complete, _, torn = text.rpartition("\n")
-        if torn:
-            log.warning("%s ends in half a record, as after a power cut: it is dropped", path)
-            path.write_text(complete + "\n" if complete else "", encoding="utf-8")
-        for number, line in enumerate(complete.splitlines(), 1):
+        for number, line in enumerate(text.splitlines(), 1):
             try:
                 record = Record.from_json(line)
                 self.records[record.values["key"]] = record
@@ -55,6 +61,7 @@ class RecordLog:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
                 file.write(record.to_json() + "\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -6,16 +6,16 @@ On a GPU each stepper has its own stream, and an iteration is one CUDA graph.
 from __future__ import annotations
 
 import json
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from laconic.cluster.job import Job
 from laconic.layers import compress
@@ -25,8 +25,12 @@ from laconic.train.data_shards import Shards
 from laconic.train.examples import Batch, ImageExamples
 from laconic.train.models import build_model
 from laconic.train.task import Task, cross_entropy
+from laconic_lab.studies.evaluation import Evaluation, on_device
+from laconic_lab.studies.flat_parameters import FlatParameters
 
-__all__ = ["Curve", "EpochEnd", "GraphStepper", "Source", "Stepper", "StepperSetting", "flattened"]
+__all__ = ["Curve", "EpochEnd", "GraphStepper", "Source", "Stepper", "StepperSetting"]
+
+log = logging.getLogger("laconic")
 
 
 class Source:
@@ -38,6 +42,13 @@ class Source:
         for split in self.examples:
             split.inputs, split.targets = split.inputs.to(device), split.targets.to(device)
             split.mean, split.deviation = split.mean.to(device), split.deviation.to(device)
+        self._tested: list[Batch] = []
+
+    def tested(self, task: Task) -> list[Batch]:
+        """Return the test examples, which all tasks share, in batches on the device."""
+        if not self._tested:
+            self._tested = on_device(task.tested(), self.device)
+        return self._tested
 
     def task(
         self, model: str, seed: int, holdout: float, layers: str | None = None, rules: Mapping[str, str] | None = None
@@ -129,6 +140,7 @@ class Stepper(ABC):
         self.per_epoch = self.shards.iterations_per_epoch
         self.iterations = epochs * self.per_epoch // self.job.every * self.job.every
         self.schedule = setting.schedule(self.iterations, self.per_epoch)
+        self.evaluation = Evaluation(self.task, source.tested(self.task))
         self.curve = Curve()
         self.done = 0
         """Finished epochs."""
@@ -146,15 +158,18 @@ class Stepper(ABC):
 
     def end_epoch(self) -> None:
         task, loss, pushed, pulled = self.finish_epoch()
-        test = task.evaluate()
+        accuracy, test_loss, held_loss = self._evaluate(task)
         curve = self.curve
-        curve.accuracy.append(test["accuracy"])
-        curve.test_loss.append(test["loss"])
-        curve.held_loss.append(task.judge())
+        curve.accuracy.append(accuracy)
+        curve.test_loss.append(test_loss)
+        curve.held_loss.append(held_loss)
         curve.train_loss.append(loss)
         curve.push_bytes.append(pushed)
         curve.pull_bytes.append(pulled)
         self.done += 1
+
+    def _evaluate(self, task: Task) -> tuple[float, float, float]:
+        return self.evaluation.of(task)
 
     def summary(self) -> dict[str, Any]:
         """Return further values for the Record of the run."""
@@ -183,6 +198,7 @@ class GraphStepper(Stepper):
         super().__init__(setting, seed, epochs, source)
         self.device, self._batch = source.device, setting.batch
         self.graph = self.device.type == "cuda" if graph is None else graph
+        self._fused = _fused_steps(self.device)
         self._stream = _stream(self.device)
         self._side = _stream(self.device)
         exchanges = self.iterations // self.job.every
@@ -192,14 +208,15 @@ class GraphStepper(Stepper):
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
         self.names = self._order(shapes)
         self.slots = {name: shapes[name] for name in self.names}
-        self.weights, self.parameters = flattened(self.task, self.names)
+        self.shared = FlatParameters(self.task, self.names)
+        self.weights = self.shared.flat
         self.velocity = torch.zeros_like(self.weights)
         self._iteration = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._in_epoch = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._loss = torch.zeros((), device=self.device)
         rates = [self.schedule(i) for i in range(self.iterations)]
         self._rates = torch.tensor(rates, dtype=torch.float32, device=self.device)
-        self._layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+        self._channels_last = self.device.type == "cuda"
         self._inputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._replays: list[torch.cuda.CUDAGraph] = []
@@ -216,14 +233,14 @@ class GraphStepper(Stepper):
 
     def begin_epoch(self) -> None:
         self._before_examples()
-        first = self.done * self.per_epoch
         for worker in range(self.job.workers):
-            indices = [self.shards.indices(worker, first + i) for i in range(self.per_epoch)]
-            batch = self.task.batch(torch.cat(indices))
-            inputs = batch.inputs.view(self.per_epoch, self._batch, *batch.inputs.shape[1:])
+            indices = self.shards.epoch(worker, self.done)
+            batch = self.task.batch(indices)
+            inputs = batch.inputs.permute(0, 2, 3, 1) if self._channels_last else batch.inputs
+            inputs = inputs.reshape(self.per_epoch, self._batch, *inputs.shape[1:])
             targets = batch.targets.view(self.per_epoch, self._batch)
             if worker == len(self._inputs):
-                self._inputs.append(inputs.clone())
+                self._inputs.append(inputs.clone(memory_format=torch.contiguous_format))
                 self._targets.append(targets.clone())
             else:
                 self._inputs[worker].copy_(inputs)
@@ -236,6 +253,10 @@ class GraphStepper(Stepper):
             torch.cuda.synchronize()
             if self.graph and not self._replays:
                 self._capture()
+
+    def _evaluate(self, task: Task) -> tuple[float, float, float]:
+        self.shared.publish()
+        return super()._evaluate(task)
 
     def _before_examples(self) -> None:
         """Called before the examples of an epoch are loaded."""
@@ -268,39 +289,62 @@ class GraphStepper(Stepper):
         """Return the learning rate of this iteration."""
         return self._rates.index_select(0, self._iteration.clamp(max=self.iterations - 1))
 
-    def _gradient(self, worker: int, task: Task, parameters: Sequence[Parameter]) -> tuple[Tensor, Tensor]:
-        """Return a worker's loss in this iteration and its gradient as one flat tensor."""
+    def _examples(self, worker: int) -> Batch:
+        """Return a worker's batch of this iteration."""
         inputs = self._inputs[worker].index_select(0, self._in_epoch)[0]
-        inputs = inputs.contiguous(memory_format=self._layout)
         targets = self._targets[worker].index_select(0, self._in_epoch)[0]
-        loss = task.loss(Batch(inputs, targets))
-        gradients = torch.autograd.grad(loss, parameters)
-        return loss.detach(), torch.cat([x.reshape(-1) for x in gradients])
+        return Batch(inputs.permute(0, 3, 1, 2) if self._channels_last else inputs, targets)
+
+    def _gradient(self, worker: int, task: Task, parameters: FlatParameters) -> tuple[Tensor, Tensor]:
+        """Return a worker's loss in this iteration and its gradient as one flat tensor."""
+        batch = self._examples(worker)
+        loss = task.loss(batch) if self._fused is None else self._fused.loss(task, batch)
+        gradients = torch.autograd.grad(loss, parameters.parameters)
+        return loss.detach(), parameters.gather(gradients)
 
     def _by_worker(self, send: Callable[[int, Tensor], Any]) -> tuple[list[Tensor], list[Any]]:
         """Return the gradients of all workers on the same weights and what each sends; losses are added up."""
-        gradients, sent, losses = [], [], []
-        main = torch.cuda.current_stream() if self._side is not None else None
-        for worker in range(self.job.workers):
-            on_side = worker % 2 == 1 and self._side is not None
-            if on_side:
-                assert self._side is not None and main is not None
-                self._side.wait_stream(main)
-            with torch.cuda.stream(self._side) if on_side else nullcontext():
-                loss, flat = self._gradient(worker, self.task, self.parameters)
-                sent.append(send(worker, flat))
-            gradients.append(flat)
-            losses.append(loss)
-        if self._side is not None and self.job.workers > 1:
-            assert main is not None
-            main.wait_stream(self._side)
+        gradients, sent, losses, workers = [], [], [], range(self.job.workers)
+        self.shared.publish()
+        together = None
+        if self._fused is not None:
+            together = self._fused.shared_gradients(self.task, self.shared, [self._examples(w) for w in workers])
+        with self._forked():
+            for worker in workers:
+                with self._branch(worker):
+                    if together is None:
+                        loss, flat = self._gradient(worker, self.task, self.shared)
+                    else:
+                        loss, flat = together[0][worker], self.shared.gather(together[1][worker])
+                    sent.append(send(worker, flat))
+                gradients.append(flat)
+                losses.append(loss)
         for loss in losses:
             self._loss.add_(loss)
         return gradients, sent
 
+    @contextmanager
+    def _forked(self) -> Iterator[None]:
+        """Let the branches of the block begin with the work before it; the work after it waits for them."""
+        if self._side is None:
+            yield
+            return
+        main = torch.cuda.current_stream()
+        self._side.wait_stream(main)
+        yield
+        main.wait_stream(self._side)
+
+    def _branch(self, worker: int) -> AbstractContextManager[Any]:
+        """Run the work of every other worker beside that of the others."""
+        return torch.cuda.stream(self._side) if worker % 2 and self._side is not None else nullcontext()
+
     @torch.no_grad()
     def _descend(self, weights: Tensor, velocity: Tensor, gradient: Tensor, rate: Tensor) -> None:
         """Do a step of ``laconic.optim.SGD`` with a learning rate on the device."""
+        if self._fused is not None:
+            options = {"momentum": self.job.momentum, "decay": self.job.weight_decay}
+            self._fused.descend(weights, velocity, gradient, rate, **options)
+            return
         if self.job.weight_decay:
             gradient = gradient.add(weights, alpha=self.job.weight_decay)
         if self.job.momentum:
@@ -344,17 +388,17 @@ class GraphStepper(Stepper):
         return float(self._loss) / (self._count * self.job.workers)
 
 
-def flattened(task: Task, names: Sequence[str]) -> tuple[Tensor, list[Parameter]]:
-    """Return all parameters as one flat tensor, and the parameters as views of it, in this order."""
-    parameters = dict(task.model.named_parameters())
-    flat = torch.cat([parameters[name].detach().reshape(-1) for name in names])
-    begin = 0
-    for name in names:
-        numel = parameters[name].numel()
-        parameters[name].data = flat[begin : begin + numel].view(parameters[name].shape)
-        begin += numel
-    return flat, [parameters[name] for name in names]
-
-
 def _stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def _fused_steps(device: torch.device) -> Any:
+    """Return the kernels of ``fused_steps`` where Triton compiles them, otherwise None."""
+    if device.type != "cuda":
+        return None
+    try:
+        from laconic_lab.studies import fused_steps
+    except ImportError as error:
+        log.warning("steps take many passes, which is slow, because Triton is missing: %s", error)
+        return None
+    return fused_steps

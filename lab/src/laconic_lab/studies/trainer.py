@@ -40,7 +40,7 @@ S = TypeVar("S", bound=StepperSetting)
 Progress = Callable[[str, int, int], None]
 """Called with the name of the work, the run-epochs done and their total."""
 
-SAVE_EVERY_S = 60.0
+SAVE_EVERY_S = 300.0
 """Seconds after which unfinished runs are saved at the end of an epoch."""
 
 

@@ -53,20 +53,24 @@ def _next_digits(
     slot = tl.load(tile_slot + tile)
     offsets = tl.load(tile_begin + tile) + tl.arange(0, TILE)
     valid = offsets < tl.load(tile_end + tile)
-    digit = _magnitudes(x, offsets, valid) >> SHIFT
-    alike = valid & ((digit // BINS) == tl.load(prefix + slot))
+    key = _magnitudes(x, offsets, valid)
+    digit = key >> SHIFT
+    alike = (key > 0) & ((digit // BINS) == tl.load(prefix + slot))  # one counter of all zeros would be contended
     tl.atomic_add(counts + slot * BINS + digit % BINS, 1, mask=alike)
 
 
 @triton.jit
 def _pick(counts, left, prefix, BINS: tl.constexpr):
-    """Determine the digit of each slot's k-th largest, and how many entries with that digit are wanted."""
+    """Determine the digit of each slot's k-th largest, and how many entries with that digit are wanted.
+
+    Zeros need not be counted: they are what is left for digit 0.
+    """
     slot = tl.program_id(0)
     bins = tl.arange(0, BINS)
     count = tl.load(counts + slot * BINS + bins)
     wanted = tl.load(left + slot)
     at_least = tl.sum(count, 0) - tl.cumsum(count, 0) + count
-    digit = tl.sum((at_least >= wanted).to(tl.int32), 0) - 1
+    digit = tl.maximum(tl.sum((at_least >= wanted).to(tl.int32), 0) - 1, 0)
     tl.store(left + slot, wanted - tl.sum(tl.where(bins > digit, count, 0), 0))
     tl.store(prefix + slot, tl.load(prefix + slot) * BINS + digit)
 

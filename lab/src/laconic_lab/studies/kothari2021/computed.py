@@ -10,8 +10,9 @@ compares samples.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,27 +28,23 @@ from laconic.codecs.sign import Sign
 from laconic.codecs.topk import TopK, num_kept
 from laconic.errors import ConfigError
 from laconic.kernels import random
-from laconic.kernels.interface import FLOAT32_MAX
-from laconic.kernels.reference.quantizers import _bucket_norms, _steps, _stochastic_symbols
-from laconic.kernels.reference.reductions import PIECE, pairwise_sum
-from laconic.kernels.sections import POSITIONS_HEADER, coded_max_nbytes, low_bits_candidates, num_buckets, packed_nbytes
+from laconic.kernels.sections import POSITIONS_HEADER, coded_max_nbytes, low_bits_candidates, packed_nbytes
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
 from laconic.wire import ALIGN, FramePlan
+from laconic_lab.studies.kothari2021 import passes
 
 __all__ = ["ComputedChannel", "SentValues", "in_order", "rounding_keys", "splitmix64"]
 
 log = logging.getLogger("laconic")
 
-FAR = 0xFFFFFFFF
-"""Larger than every index within a slot."""
-
 
 class SentValues(NamedTuple):
-    """Decoded values at positions of the flat tensor, or at consecutive positions from ``first`` on."""
+    """Decoded values of ``numel`` values of the flat tensor from ``first`` on: of all, or of those at positions."""
 
     positions: Tensor | None
     first: int
+    numel: int
     values: Tensor
 
     def add_to(self, out: Tensor, weight: float) -> None:
@@ -207,11 +204,12 @@ class _SlotGroup:
             if self.velocity is not None and positions is not None:
                 left = torch.zeros_like(values)
                 if nonzero is not None:  # a slot of zeros sends nothing, so it keeps its velocity
-                    left = torch.where(nonzero, left, self.velocity[positions])
+                    assert self._buckets is not None
+                    left = torch.where(nonzero[self._buckets.slot_of_value], left, self.velocity[positions])
                 self.velocity.index_put_((positions,), left)
         if positions is not None:
             positions = positions + self.first
-        return SentValues(positions, self.first, values)
+        return SentValues(positions, self.first, self.numel, values)
 
     def nbytes(self, rounds: int) -> np.ndarray:
         """Return the bytes of each round from the rings."""
@@ -263,73 +261,47 @@ class _TopKPositions:
     """Selects the largest values of each slot of a group and computes the sizes of the position sections."""
 
     def __init__(self, group: _SlotGroup, device: torch.device, ring: int) -> None:
-        self.spans, self.counts = group.spans, group.counts
-        indices = [torch.arange(n, dtype=torch.int64) for n in group.sizes]
-        self._rank = torch.cat([FAR - index for index in indices]).to(
-            device
-        )  # of equal magnitudes the lowest index is kept
-        starts = [begin for begin, _ in self.spans]
-        counts = torch.tensor(self.counts)
-        self._slot = torch.arange(len(starts)).repeat_interleave(counts).to(device)
-        self._before = torch.tensor(starts, dtype=torch.int64).repeat_interleave(counts).to(device) - 1
-        heads = torch.cumsum(counts, 0) - counts
-        self._is_head = torch.zeros(int(counts.sum()), dtype=torch.bool)
-        self._is_head[heads] = True
-        self._is_head = self._is_head.to(device)
-        self._lasts = (torch.cumsum(counts, 0) - 1).to(device)
-        low = [(low_bits_candidates(n, k) * 3)[:3] for n, k in zip(group.sizes, self.counts, strict=True)]
-        self._low = torch.tensor(low, dtype=torch.int64).T.contiguous().to(device)  # [candidate, slot]
+        spans, counts, sizes = group.spans, group.counts, group.sizes
+        low = [(low_bits_candidates(n, k) * 3)[:3] for n, k in zip(sizes, counts, strict=True)]
         fixed = [
             [POSITIONS_HEADER + packed_nbytes(k, bits) for bits in candidates]
-            for k, candidates in zip(self.counts, low, strict=True)
+            for k, candidates in zip(counts, low, strict=True)
         ]
-        self._fixed = torch.tensor(fixed, dtype=torch.int64).T.contiguous().to(device)
-        self._k = counts.to(device)
-        bitmaps = [POSITIONS_HEADER + -(-n // 8) for n in group.sizes]
+        self._fixed = torch.tensor(fixed, dtype=torch.int64).T.contiguous().to(device)  # [candidate, slot]
+        self._k = torch.tensor(counts, device=device)
+        bitmaps = [POSITIONS_HEADER + -(-n // 8) for n in sizes]
         self._bitmap = torch.tensor(bitmaps, dtype=torch.int64).to(device)
-        self._all = torch.tensor([k == n for k, n in zip(self.counts, group.sizes, strict=True)]).to(device)
-        self._ring = torch.zeros(ring, len(starts), dtype=torch.int64, device=device)
-        self._selector = _selector(self.spans, self.counts, device)
+        self._all = torch.tensor([k == n for k, n in zip(counts, sizes, strict=True)]).to(device)
+        self._ring = torch.zeros(ring, len(spans), dtype=torch.int64, device=device)
+        module = kernels_on(device)
+        self._selector = module.Selector(spans, counts, device)
+        self._gaps = module.Gaps(spans, counts, torch.tensor(low, dtype=torch.int64, device=device).T.contiguous())
 
     def choose(self, x: Tensor, at: Tensor) -> Tensor:
         """Return ascending positions within the group; the sizes of the sections go into the ring."""
-        positions = self._largest(x) if self._selector is None else self._selector(x)
-        previous = torch.cat([positions.new_zeros(1), positions[:-1]])
-        gaps = positions - torch.where(self._is_head, self._before, previous) - 1
-        shifted = gaps >> self._low[:, self._slot]  # [candidate, position]
-        # One candidate at a time: a whole GPU sums a row, a single block would sum each row of a matrix.
-        high = torch.stack([row.cumsum(0)[self._lasts] for row in shifted])
-        unary = self._k + torch.diff(high, dim=1, prepend=high.new_zeros(3, 1))
+        positions: Tensor = self._selector.choose(x)
+        unary = self._k + self._gaps.high_sums(positions)
         rice = (self._fixed + (unary + 7) // 8).amin(0)
         nbytes = torch.where(self._all, POSITIONS_HEADER, torch.minimum(rice, self._bitmap))
         self._ring.index_copy_(0, at, nbytes.unsqueeze(0))
         return positions
-
-    def _largest(self, x: Tensor) -> Tensor:
-        order = (x.view(torch.int32) & 0x7FFFFFFF).to(torch.int64) << 32 | self._rank
-        chosen = [
-            order[begin:end].topk(k, sorted=False).indices + begin
-            for (begin, end), k in zip(self.spans, self.counts, strict=True)
-        ]
-        return torch.cat(chosen).sort().values
 
     def nbytes(self, rounds: int) -> np.ndarray:
         nbytes: np.ndarray = self._ring[:rounds].cpu().numpy()
         return nbytes
 
 
-def _selector(
-    spans: Sequence[tuple[int, int]], counts: Sequence[int], device: torch.device
-) -> Callable[[Tensor], Tensor] | None:
-    """Return a selection by Triton that does not sort, or None where Triton is not available."""
-    if device.type != "cuda":
-        return None
-    try:
-        from laconic.kernels.triton.topk_batched import Selector
-    except ImportError as error:
-        log.warning("top-k sorts on the GPU, which is slow, because Triton is missing: %s", error)
-        return None
-    return Selector(spans, counts, device).choose
+@lru_cache(maxsize=16)
+def kernels_on(device: torch.device) -> Any:
+    """Return the module that computes on a device: ``fused`` where Triton compiles kernels, otherwise ``passes``."""
+    if device.type == "cuda":
+        try:
+            from laconic_lab.studies.kothari2021 import fused
+
+            return fused
+        except ImportError as error:
+            log.warning("exchanges are computed in many passes, which is slow, because Triton is missing: %s", error)
+    return passes
 
 
 class _BucketRing(NamedTuple):
@@ -347,28 +319,10 @@ class _Buckets:
         self, counts: Sequence[int], quantizer: QSGD | Sign, device: torch.device, ring: int, coded: bool
     ) -> None:
         self.counts, self.quantizer = list(counts), quantizer
-        bucket = self.bucket = quantizer.bucket or PIECE  # without buckets the rows of a slot share its norm
-        rows = self._rows = [num_buckets(k, bucket) for k in counts]
-        indices = [torch.arange(k, dtype=torch.int64) for k in counts]
-        starts = [bucket * sum(rows[:i]) for i in range(len(rows))]
-        self._place = torch.cat([index + start for index, start in zip(indices, starts, strict=True)]).to(device)
-        self._padded = bucket * sum(rows)
-        self._whole = self._padded == self._place.numel()
-        self._slot_of_row = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows)).to(device)
-        self._slot = torch.arange(len(rows)).repeat_interleave(torch.tensor(self.counts)).to(device)
-        self._filled = torch.cat([
-            torch.tensor([bucket] * (row - 1) + [k - (row - 1) * bucket], dtype=torch.float32)
-            for row, k in zip(rows, self.counts, strict=True)
-        ]).to(device)  # fmt: skip
-        stochastic = isinstance(quantizer, QSGD) and quantizer.round == "stochastic"
-        if stochastic:
-            element = torch.cat([torch.arange(bucket * row, dtype=torch.int64) for row in rows])
-            self._counter = (((element >> 8) << 3) | (element & 7)).to(device)
-            factors = torch.tensor([random.row_factor(r) for r in range(32)], dtype=torch.int64)
-            self._factor = factors[(element >> 3) & 31].to(device)
-            self._slot_of_padded = self._slot_of_row.repeat_interleave(bucket)
-        self.stochastic = stochastic
-        self._nonzero = torch.zeros(ring, len(rows), dtype=torch.bool, device=device)
+        self._round_trip = kernels_on(device).RoundTrip(counts, quantizer, device, coded)
+        slots = torch.arange(len(counts), device=device)
+        self.slot_of_value = slots.repeat_interleave(torch.tensor(counts, device=device))
+        self._nonzero = torch.zeros(ring, len(counts), dtype=torch.bool, device=device)
         num = sum(self.counts)
         self._symbols = torch.zeros(ring, num, dtype=torch.uint8, device=device) if coded else None
 
@@ -385,58 +339,10 @@ class _Buckets:
         return _BucketRing(self._nonzero[:rounds].cpu().numpy(), symbols)
 
     def round_trip(self, values: Tensor, keys: Tensor | None, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the decoded values, and for each value whether its slot has a value other than zero."""
-        bucket = self.bucket
-        if self._whole:
-            rows = values.view(-1, bucket)
-        else:
-            rows = values.new_zeros(self._padded).index_copy_(0, self._place, values).view(-1, bucket)
-        magnitudes = rows.abs().amax(1)
-        largest = magnitudes.new_zeros(len(self.counts)).scatter_reduce_(0, self._slot_of_row, magnitudes, "amax")
-        nonzero = largest > 0
+        """Return the decoded values, and for each slot whether it has a value other than zero."""
+        decoded, nonzero, symbols = self._round_trip(values, keys)
         self._nonzero.index_copy_(0, at, nonzero.unsqueeze(0))
-        if isinstance(self.quantizer, Sign):
-            scaled = pairwise_sum(rows.abs() * (1.0 / bucket))
-            scale = (scaled * (torch.full_like(self._filled, bucket) / self._filled)).clamp(
-                max=torch.finfo(torch.float32).max
-            )
-            negative = rows.view(torch.int32) < 0
-            symbols = negative.to(torch.int64)
-            scales = scale.unsqueeze(1).expand_as(rows)
-            decoded = torch.where(negative, -scales, scales)
-        else:
-            bits = self.quantizer.bits
-            levels, fraction_bits = (1 << (bits - 1)) - 1, 31 - bits
-            l2 = self.quantizer.norm == "l2"
-            norms = _bucket_norms(rows, l2) if self.quantizer.bucket else self._slot_norms(rows, largest, l2)
-            noise = self._noise(keys, fraction_bits).view(-1, bucket) if self.stochastic else self._half(rows, bits)
-            symbols = _stochastic_symbols(rows, norms, levels, fraction_bits, noise)
-            centred = (symbols - levels).clamp(max=levels)
-            decoded = centred.to(torch.float32) * _steps(norms, levels).unsqueeze(1)
         if self._symbols is not None:
-            flat = symbols.view(-1) if self._whole else symbols.view(-1)[self._place]
-            self._symbols.index_copy_(0, at, flat.to(torch.uint8).unsqueeze(0))
-        flat_values = decoded.reshape(-1) if self._whole else decoded.reshape(-1)[self._place]
-        return flat_values, nonzero[self._slot]
-
-    def _slot_norms(self, rows: Tensor, largest: Tensor, l2: bool) -> Tensor:
-        """Return for each row the norm of its slot, as ``reference.whole_norm`` computes it."""
-        if l2:
-            sums = pairwise_sum(rows.to(torch.float64).square())
-            roots = []
-            for slot_sums in torch.split(sums, self._rows):
-                padded = sums.new_zeros(1, max(16, 1 << (slot_sums.numel() - 1).bit_length()))
-                padded[0, : slot_sums.numel()] = slot_sums
-                roots.append(pairwise_sum(padded).sqrt().to(torch.float32))
-            largest = torch.maximum(torch.cat(roots), largest).clamp(max=FLOAT32_MAX)
-        return largest[self._slot_of_row]
-
-    def _half(self, rows: Tensor, bits: int) -> Tensor:
-        return torch.full((1, 1), 1 << (30 - bits), dtype=torch.int64, device=rows.device)
-
-    def _noise(self, keys: Tensor | None, fraction_bits: int) -> Tensor:
-        """Return ``random.dither`` with a key for every slot."""
-        assert keys is not None
-        words = keys[self._slot_of_padded]
-        hashes = random.hash32_by_words(self._counter, words[:, 0], words[:, 1])
-        return random.multiply32(hashes, self._factor) >> (32 - fraction_bits)
+            assert symbols is not None
+            self._symbols.index_copy_(0, at, symbols.unsqueeze(0))
+        return decoded, nonzero

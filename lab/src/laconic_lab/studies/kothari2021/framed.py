@@ -25,7 +25,7 @@ __all__ = ["FrameStepper", "LocalFrameStepper"]
 class LocalFrameStepper(LocalStepper):
     """Computes local steps, each as one CUDA graph on a GPU; every exchange is made of real frames.
 
-    For exchanges that cannot be computed: of the best worker, of whole weights, by other codecs.
+    For exchanges that cannot be computed: of whole weights, and by other codecs.
     """
 
     def _prepare(self) -> None:
@@ -48,31 +48,40 @@ class LocalFrameStepper(LocalStepper):
             self._run_stage(0)
             self._count += 1
             if (self.done * self.per_epoch + self._count) % self.job.every == 0:
-                self.rounds.finish(self._bases)
-                self._bases = [self.rounds.copy_of(worker) for worker in range(self.job.workers)]
+                self._exchange_frames()
+
+    def _exchange_frames(self) -> None:
+        for held in self.held:
+            held.publish()
+        self.rounds.finish(self._bases)
+        for held in self.held:
+            held.collect()
+        self._bases = [self.rounds.copy_of(worker) for worker in range(self.job.workers)]
 
     def _stages(self) -> list[Callable[[], None]]:
         return [self._iterate]
 
     def _mutable(self) -> list[Tensor]:
-        return [*GraphStepper._mutable(self), *self.velocities, *(flat for flat, _ in self.held)]
+        return [*GraphStepper._mutable(self), *self.velocities, *(held.flat for held in self.held)]
 
     def finish_epoch(self) -> EpochEnd:
         loss = self._mean_loss()
         _load_weights(self.task, self.rounds.server)
+        self.shared.collect()
         sent, received = self.rounds.bytes_sent - self._bytes[0], self.rounds.bytes_received - self._bytes[1]
         return self.task, loss, sent, received
 
     def summary(self) -> dict[str, Any]:
         """Return the accuracy of the weights that the first worker holds."""
-        return {"worker_accuracy": self.tasks[0].evaluate()["accuracy"]}
+        self.held[0].publish()
+        return {"worker_accuracy": self.evaluation.of(self.tasks[0])[0]}
 
     def state(self) -> dict[str, Tensor]:
         rounds = self.rounds
         state = {f"server/{name}": x for name, x in rounds.server.items()}
         state |= {f"pull/{name}": x for name, x in rounds.pull.state_dict().items()}
-        for worker, (flat, _) in enumerate(self.held):
-            state |= {f"worker/{worker}": flat, f"velocity/{worker}": self.velocities[worker]}
+        for worker, held in enumerate(self.held):
+            state |= {f"worker/{worker}": held.flat, f"velocity/{worker}": self.velocities[worker]}
             state |= {f"base/{worker}/{name}": x for name, x in self._bases[worker].items()}
             state |= {f"push/{worker}/{name}": x for name, x in rounds.push[worker].state_dict().items()}
         return state
@@ -80,10 +89,11 @@ class LocalFrameStepper(LocalStepper):
     @torch.no_grad()
     def load(self, state: dict[str, Tensor]) -> None:
         rounds = self.rounds
-        rounds.server = {name: state[f"server/{name}"] for name in rounds.names}
+        rounds.server = {name: state[f"server/{name}"].to(self.device) for name in rounds.names}
         rounds.pull.load_state_dict(_section(state, "pull/"))
-        for worker, (flat, _) in enumerate(self.held):
-            flat.copy_(state[f"worker/{worker}"])
+        for worker, held in enumerate(self.held):
+            held.flat.copy_(state[f"worker/{worker}"])
+            held.publish()
             self.velocities[worker].copy_(state[f"velocity/{worker}"])
             rounds.push[worker].load_state_dict(_section(state, f"push/{worker}/"))
             for name, x in self._bases[worker].items():
@@ -128,7 +138,7 @@ class FrameStepper(Stepper):
 
     def summary(self) -> dict[str, Any]:
         """Return the accuracy of the weights that the first worker holds; the server's may be others."""
-        return {"worker_accuracy": self.rounds.tasks[0].evaluate()["accuracy"]}
+        return {"worker_accuracy": self.evaluation.of(self.rounds.tasks[0])[0]}
 
     def state(self) -> dict[str, Tensor]:
         rounds = self.rounds
@@ -144,7 +154,7 @@ class FrameStepper(Stepper):
     @torch.no_grad()
     def load(self, state: dict[str, Tensor]) -> None:
         rounds, device = self.rounds, self.source.device
-        rounds.server = {name: state[f"server/{name}"] for name in rounds.names}
+        rounds.server = {name: state[f"server/{name}"].to(device) for name in rounds.names}
         rounds.memory.load_state_dict(_section(state, "memory/"))
         rounds.pull.load_state_dict(_section(state, "pull/"))
         for w in range(self.job.workers):

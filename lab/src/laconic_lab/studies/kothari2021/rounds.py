@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from laconic import aggregate
+from laconic.aggregate import MeanAccumulator, OpenedFrame
 from laconic.cluster.job import Job
 from laconic.frames import decode
 from laconic.kernels import random
@@ -55,7 +55,8 @@ class FrameRounds:
 
     Args:
         job: A synchronous job.
-        tasks: One task for each worker, all with the same weights; they are trained in place.
+        tasks: One task for each worker, all with the same weights; they are trained in place. Frames are made and read
+            on the device of their models, which the server shares.
     """
 
     def __init__(self, job: Job, tasks: Sequence[Task], shards: Shards, schedule: Schedule) -> None:
@@ -64,7 +65,8 @@ class FrameRounds:
         self.pull = job.pull_channel()
         self.workers = [{n: p for n, p in task.model.named_parameters() if p.requires_grad} for task in tasks]
         self.names = list(self.workers[0])
-        self.server = {name: p.detach().cpu().clone() for name, p in self.workers[0].items()}
+        self.device = tasks[0].device
+        self.server = {name: p.detach().contiguous().clone() for name, p in self.workers[0].items()}
         self.memory = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
         self.memories = [SGD(momentum=job.momentum, weight_decay=job.weight_decay) for _ in tasks]
         self.sequence = 0
@@ -110,8 +112,9 @@ class FrameRounds:
                 sent = {name: x - bases[worker][name] for name, x in weights.items()} if changes else weights
             pushed.append(self._push(worker, sent))
         frames = self._close(pushed, scores)
+        decoded = None if job.reply_kind.workers_step and job.every == 1 else self._decoded(frames)
         for worker in range(job.workers):
-            self._receive(worker, frames, bases[worker])
+            self._receive(worker, frames, decoded, bases[worker])
             self.bytes_received += sum(map(len, frames))
         self.sequence += 1
 
@@ -125,7 +128,7 @@ class FrameRounds:
 
     def _push(self, worker: int, tensors: Mapping[str, Tensor]) -> list[bytes]:
         frames = [
-            self.push[worker].encode(name, x.detach().cpu(), seed=worker_seed(self.job, self.sequence, worker, slot))
+            self.push[worker].encode(name, x.detach(), seed=worker_seed(self.job, self.sequence, worker, slot))
             for slot, (name, x) in enumerate(tensors.items())
         ]
         self.bytes_sent += sum(map(len, frames))
@@ -137,7 +140,7 @@ class FrameRounds:
             frames = pushed[min(range(len(scores)), key=lambda worker: (scores[worker], worker))]
             self._step(self._decoded(frames))
             return self._encoded(self.server) if self.job.reply_kind.is_weights else frames
-        combined = {name: aggregate.mean([frames[i] for frames in pushed]) for i, name in enumerate(self.names)}
+        combined = self._mean(pushed)
         if self.job.reply_kind.workers_step:
             frames = self._encoded(combined)
             if self.job.sends_gradients:
@@ -149,6 +152,13 @@ class FrameRounds:
         self._step(combined)
         return self._encoded(self.server)
 
+    def _mean(self, pushed: Sequence[Sequence[bytes]]) -> dict[str, Tensor]:
+        sums = {name: torch.zeros_like(x) for name, x in self.server.items()}
+        mean = MeanAccumulator(list(sums.values()), len(pushed))
+        for frames in pushed:
+            mean.add(OpenedFrame.of(frame, x) for frame, x in zip(frames, sums.values(), strict=True))
+        return sums
+
     def _encoded(self, tensors: Mapping[str, Tensor]) -> list[bytes]:
         return [
             self.pull.encode(name, x, seed=server_seed(self.job, self.sequence, slot, len(self.names)))
@@ -156,7 +166,7 @@ class FrameRounds:
         ]
 
     def _decoded(self, frames: Sequence[bytes]) -> dict[str, Tensor]:
-        return {name: decode(frame) for name, frame in zip(self.names, frames, strict=True)}
+        return {name: decode(frame, device=self.device) for name, frame in zip(self.names, frames, strict=True)}
 
     def _step(self, update: Mapping[str, Tensor]) -> None:
         if self.job.sends_gradients:
@@ -166,17 +176,19 @@ class FrameRounds:
             self.server[name] = self.server[name] + x if self.job.sends == "changes" else x.clone()
 
     @torch.no_grad()
-    def _receive(self, worker: int, frames: Sequence[bytes], base: Mapping[str, Tensor]) -> None:
+    def _receive(
+        self, worker: int, frames: Sequence[bytes], decoded: Mapping[str, Tensor] | None, base: Mapping[str, Tensor]
+    ) -> None:
         parameters = self.workers[worker]
-        if self.job.reply_kind.workers_step and self.job.every == 1:
+        if decoded is None:
             by_name = dict(zip(self.names, frames, strict=True))
             self.memories[worker].step_frames(self._tensors(worker), by_name, lr=self.schedule(self.sequence))
             return
-        for name, x in self._decoded(frames).items():
+        for name, x in decoded.items():
             if self.job.reply_kind.is_weights:
                 parameters[name].copy_(x)
             else:
-                parameters[name].copy_(base[name]).add_(x.to(base[name].device))
+                parameters[name].copy_(base[name]).add_(x)
 
     def _tensors(self, worker: int) -> dict[str, Tensor]:
         return {name: p.data for name, p in self.workers[worker].items()}

@@ -15,7 +15,7 @@ from laconic_lab.studies.kothari2021 import experiments, scaling, sizes, times, 
 from laconic_lab.studies.kothari2021.framed import FrameStepper, LocalFrameStepper
 from laconic_lab.studies.kothari2021.results import ROUND, RUN
 from laconic_lab.studies.kothari2021.settings import HYPER, Setting
-from laconic_lab.studies.kothari2021.stepper import ComputedStepper, LocalStepper, can_compute
+from laconic_lab.studies.kothari2021.stepper import BestStepper, ComputedStepper, LocalStepper, can_compute
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.stepper import Source, Stepper
 from laconic_lab.studies.study import check_experiment
@@ -27,7 +27,7 @@ EPOCHS = {model: hyper.epochs for model, hyper in HYPER.items()}
 """The paper's."""
 GRADIENTS = {"sizes": 1, "resnet50": sizes.ROUNDS}
 """Experiments that train nothing but encode gradients, and the number of rounds: times need several."""
-RUNS_AT_ONCE = 4
+RUNS_AT_ONCE = 8
 """Runs that share a GPU by default."""
 
 
@@ -49,7 +49,7 @@ def run(
         seeds: By default 0 to 2 for ``accuracy`` and ``adaptive``, 0 for the others.
         data: Another data set than the paper's, such as ``digits`` for LeNet-5.
         device: ``auto``, ``cpu`` or ``cuda``.
-        lanes: Runs side by side; by default 4 on a GPU and 1 on a CPU.
+        lanes: Runs side by side; by default 8 on a GPU and 1 on a CPU.
         frames: Whether to make every frame even where its decoded values can be computed; by default on a CPU, where
             that is faster.
         settings: Replaces the settings of the experiment.
@@ -103,10 +103,11 @@ def run(
 
 def make_stepper(unit: Unit[Setting], source: Source, *, frames: bool = False) -> Stepper:
     """Return the fastest stepper that can train a unit, or the one that makes every frame."""
-    computed, local = can_compute(unit.setting), unit.setting.job(unit.seed).every > 1
+    computed, job = can_compute(unit.setting), unit.setting.job(unit.seed)
     kind: type[Stepper] = FrameStepper
-    if local and not frames:
-        kind = LocalStepper if computed else LocalFrameStepper
+    if job.every > 1 and not frames:
+        of_best = BestStepper if job.after == "best" else LocalStepper
+        kind = of_best if computed else LocalFrameStepper
     elif computed and not frames:
         kind = ComputedStepper
     return kind(unit.setting, unit.seed, unit.epochs, source)

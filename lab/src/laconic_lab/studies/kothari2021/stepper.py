@@ -1,7 +1,8 @@
 """Steppers of the study.
 
 ``ComputedStepper`` computes what frames would decode to (see ``computed``); ``LocalStepper`` does so for workers that
-take several local steps between exchanges. Steppers that make frames are in ``framed``.
+take several local steps between exchanges, ``BestStepper`` for exchanges of the best worker's changes. Steppers that
+make frames are in ``framed``.
 """
 
 from __future__ import annotations
@@ -14,28 +15,27 @@ import torch
 from torch import Tensor
 
 from laconic.channels import Channel
+from laconic.codecs import parse
 from laconic.frames import decode
+from laconic.policy import Policy
+from laconic_lab.studies.flat_parameters import FlatParameters
 from laconic_lab.studies.kothari2021.computed import ComputedChannel, SentValues, in_order, rounding_keys
 from laconic_lab.studies.kothari2021.rounds import server_seed, server_seeds, worker_seed, worker_seeds
 from laconic_lab.studies.kothari2021.settings import Setting
-from laconic_lab.studies.stepper import EpochEnd, GraphStepper, Source, Stepper, flattened
+from laconic_lab.studies.stepper import EpochEnd, GraphStepper, Source, Stepper
 
-__all__ = ["ComputedStepper", "LocalStepper", "Source", "Stepper", "can_compute"]
+__all__ = ["BestStepper", "ComputedStepper", "LocalStepper", "Source", "Stepper", "can_compute"]
 
-RING = 32
-"""Number of exchanges whose sizes stay on the device until they are read."""
+RING, CODED_RING = 512, 32
+"""Number of exchanges whose sizes, or whose symbols, stay on the device until they are read."""
 
 
 def can_compute(setting: Setting) -> bool:
-    """Return whether a setting exchanges synchronously after every iteration, or means of local changes."""
+    """Return whether a setting exchanges synchronously: after every iteration, or local changes."""
     options = setting.options
     every_iteration = options.get("every", 1) == 1
-    mean_of_changes = (options.get("sends"), options.get("after"), options.get("returns")) == (
-        "changes",
-        "mean",
-        "gradients",
-    )
-    return setting.mode == "sync" and (every_iteration or mean_of_changes)
+    of_changes = (options.get("sends"), options.get("returns")) == ("changes", "gradients")
+    return setting.mode == "sync" and (every_iteration or (of_changes and options.get("after") in ("mean", "best")))
 
 
 class ComputedStepper(GraphStepper):
@@ -77,8 +77,14 @@ class ComputedStepper(GraphStepper):
         before = [channel.state() for channel in (*self.push, self.pull)] if self.push else []
         policies = (self.setting.policy("push"), self.setting.policy("pull"))
         push, pull = specs
-        self.push = [ComputedChannel(self.slots, push, policies[0], self.device, RING) for _ in range(self.job.workers)]
-        self.pull = ComputedChannel(self.slots, pull, policies[1], self.device, RING)
+        codecs = [*specs, *(policy.small for policy in policies)]
+        self._ring = CODED_RING if any(parse(codec)[1].coder is not None for codec in codecs) else RING
+
+        def channel_of(codec: str, policy: Policy) -> ComputedChannel:
+            return ComputedChannel(self.slots, codec, policy, self.device, self._ring)
+
+        self.push = [channel_of(push, policies[0]) for _ in range(self.job.workers)]
+        self.pull = channel_of(pull, policies[1])
         for channel, old in zip((*self.push, self.pull), before, strict=False):
             for x, y in zip(channel.state(), old, strict=True):
                 x.copy_(y)
@@ -119,28 +125,40 @@ class ComputedStepper(GraphStepper):
             self._source, self._answer = self._mean, self.pull.send(self._mean, self._key("pull"), self._at)
             update = self._mean
             if not (len(self._answer) == 1 and self._answer[0].values.data_ptr() == self._mean.data_ptr()):
-                update = self._add(self._answer, torch.zeros_like(self.weights))
+                update = self._decoded(self._answer)
             self._descend(self.weights, self.velocity, update, rate)
         else:
             self._descend(self.server, self.velocity, self._mean, rate)
             self._source, self._answer = self.server, self.pull.send(self.server, self._key("pull"), self._at)
             if self.server is not self.weights:
-                self.weights.zero_()
-                self._add(self._answer, self.weights)
+                self._decoded(self._answer, self.weights)
         self._iteration.add_(1)
         self._in_epoch.add_(1)
-        self._at.add_(1).remainder_(RING)
+        self._at.add_(1).remainder_(self._ring)
 
     def _mean_of(self, sent: Sequence[Sequence[SentValues]]) -> Tensor:
-        mean = torch.zeros_like(self.weights)
-        for by_group in sent:
-            for values in by_group:
-                values.add_to(mean, 1.0 / len(sent))
+        """Return the mean of what all workers sent, with the roundings of frames that are added up."""
+        mean, weight = torch.empty_like(self.weights), 1.0 / len(sent)
+        for group in zip(*sent, strict=True):
+            whole = mean[group[0].first : group[0].first + group[0].numel]
+            if self._fused is not None and group[0].positions is None:
+                self._fused.weighted_sum([values.values for values in group], weight, whole)
+                continue
+            whole.zero_()
+            for values in group:
+                values.add_to(mean, weight)
         return mean
 
-    def _add(self, sent: Sequence[SentValues], out: Tensor) -> Tensor:
+    def _decoded(self, sent: Sequence[SentValues], out: Tensor | None = None) -> Tensor:
+        """Return what was sent as a flat tensor."""
+        out = torch.empty_like(self.weights) if out is None else out
         for values in sent:
-            values.add_to(out, 1.0)
+            whole = out[values.first : values.first + values.numel]
+            if values.positions is None:
+                whole.copy_(values.values)
+            else:
+                whole.zero_()
+                values.add_to(out, 1.0)
         return out
 
     def _key(self, channel: str) -> Tensor | None:
@@ -154,7 +172,7 @@ class ComputedStepper(GraphStepper):
     def _count_exchange(self) -> None:
         """Count an exchange whose sizes are in the ring, and read the ring when it is full."""
         self._pending += 1
-        if self._pending == RING:
+        if self._pending == self._ring:
             self._flush()
 
     def _flush(self) -> None:
@@ -164,9 +182,13 @@ class ComputedStepper(GraphStepper):
         self._pending = 0
         self._at.zero_()
 
+    def _channels(self) -> list[ComputedChannel]:
+        """Return the channels that an exchange uses, those of the workers first."""
+        return [*self.push, self.pull]
+
     def _compare(self, sequence: int, stage: int) -> None:
         """Run a stage and compare what it computed with the real frames of the exchange."""
-        channels = [*self.push, self.pull]
+        channels = self._channels()
         before = [channel.memories(self.names) for channel in channels]
         slot = self._pending
         self._run_stage(stage)
@@ -178,7 +200,7 @@ class ComputedStepper(GraphStepper):
             real.load_state_dict({name: x.cpu() for name, x in before[i].items()})
             source = (self._source if is_pull else self._gradients[i]).cpu()
             values = self._answer if is_pull else self._sent[i]
-            computed = self._add(values, torch.zeros_like(self.weights)).cpu()
+            computed = self._decoded(values).cpu()
             begin, nbytes = 0, 0
             for name, shape in self.slots.items():
                 number, numel = self._model_names.index(name), int(np.prod(shape))
@@ -207,7 +229,7 @@ class ComputedStepper(GraphStepper):
         """Return the accuracy of the weights that workers hold, which may be others than the server's."""
         if self._held is not None:
             self.weights.copy_(self._held)
-            held = self.task.evaluate()["accuracy"]
+            held, _, _ = self._evaluate(self.task)
             self.weights.copy_(self.server)
             return {"worker_accuracy": held}
         return {"worker_accuracy": self.curve.accuracy[-1]}
@@ -239,7 +261,7 @@ class LocalStepper(ComputedStepper):
         super()._prepare()
         options = (self.setting.model, self.seed, self.setting.holdout)
         self.tasks = [self.source.task(*options) for _ in range(self.job.workers)]
-        self.held = [flattened(task, self.names) for task in self.tasks]
+        self.held = [FlatParameters(task, self.names) for task in self.tasks]
         self.velocities = [torch.zeros_like(self.weights) for _ in self.tasks]
         self._exchanged = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Exchanges in this epoch."""
@@ -266,44 +288,98 @@ class LocalStepper(ComputedStepper):
         return [self._iterate, self._exchange]
 
     def _iterate(self) -> None:
-        rate = self._rate()
-        for worker, (task, (flat, parameters)) in enumerate(zip(self.tasks, self.held, strict=True)):
-            loss, gradient = self._gradient(worker, task, parameters)
+        rate, losses = self._rate(), []
+        with self._forked():
+            for worker, (task, held) in enumerate(zip(self.tasks, self.held, strict=True)):
+                with self._branch(worker):
+                    held.publish()
+                    loss, gradient = self._gradient(worker, task, held)
+                    self._descend(held.flat, self.velocities[worker], gradient, rate)
+                losses.append(loss)
+        for loss in losses:
             self._loss.add_(loss)
-            self._descend(flat, self.velocities[worker], gradient, rate)
         self._iteration.add_(1)
         self._in_epoch.add_(1)
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        self._gradients = [flat - self.weights for flat, _ in self.held]
+        self._push_changes()
+        self._source = self._mean = self._mean_of(self._sent)
+        self._answer = self.pull.send(self._mean, self._key("pull"), self._at)
+        self._apply(self._decoded(self._answer))
+
+    def _push_changes(self) -> None:
+        self._gradients = [held.flat - self.weights for held in self.held]
         self._sent = [
             channel.send(change, self._key(f"push{worker}"), self._at)
             for worker, (channel, change) in enumerate(zip(self.push, self._gradients, strict=True))
         ]
-        self._source = self._mean = self._mean_of(self._sent)
-        self._answer = self.pull.send(self._mean, self._key("pull"), self._at)
-        self.weights.add_(self._add(self._answer, torch.zeros_like(self.weights)))
-        for flat, _ in self.held:
-            flat.copy_(self.weights)
+
+    def _apply(self, change: Tensor) -> None:
+        """Add the change that the server returns to everyone's weights."""
+        self.weights.add_(change)
+        for held in self.held:
+            held.flat.copy_(self.weights)
         self._exchanged.add_(1)
-        self._at.add_(1).remainder_(RING)
+        self._at.add_(1).remainder_(self._ring)
 
     def _key(self, channel: str) -> Tensor | None:
         keys = self._keys.get(channel)
         return None if keys is None else keys.index_select(0, self._exchanged)[0]
 
     def _mutable(self) -> list[Tensor]:
-        return [*super()._mutable(), self._exchanged, *self.velocities, *(flat for flat, _ in self.held)]
+        return [*super()._mutable(), self._exchanged, *self.velocities, *(held.flat for held in self.held)]
 
     def state(self) -> dict[str, Tensor]:
         state = super().state()
-        for worker, (flat, _) in enumerate(self.held):
-            state |= {f"worker/{worker}": flat, f"velocity/{worker}": self.velocities[worker]}
+        for worker, held in enumerate(self.held):
+            state |= {f"worker/{worker}": held.flat, f"velocity/{worker}": self.velocities[worker]}
         return state
 
     def load(self, state: dict[str, Tensor]) -> None:
         super().load(state)
-        for worker, (flat, _) in enumerate(self.held):
-            flat.copy_(state[f"worker/{worker}"])
+        for worker, held in enumerate(self.held):
+            held.flat.copy_(state[f"worker/{worker}"])
             self.velocities[worker].copy_(state[f"velocity/{worker}"])
+
+
+class BestStepper(LocalStepper):
+    """Computes exchanges after which the changes of the worker with the lowest loss on the held-out examples count.
+
+    The server returns that worker's own frames.
+    """
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._best = torch.zeros(RING, dtype=torch.int64, device=self.device)
+        """The worker whose frames were returned, by exchange in the ring."""
+
+    def _channels(self) -> list[ComputedChannel]:
+        return list(self.push)
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        losses = []
+        with self._forked():
+            for worker, (task, held) in enumerate(zip(self.tasks, self.held, strict=True)):
+                with self._branch(worker):
+                    held.publish()
+                    losses.append(self.evaluation.judge(task))
+        self._push_changes()
+        lowest, best, change = losses[0], torch.zeros_like(self._at), self._decoded(self._sent[0])
+        for worker in range(1, len(losses)):
+            better = losses[worker] < lowest
+            lowest = torch.where(better, losses[worker], lowest)
+            best = torch.where(better, torch.full_like(best, worker), best)
+            change = torch.where(better, self._decoded(self._sent[worker]), change)
+        self._best.index_copy_(0, self._at, best)
+        self._apply(change)
+
+    def _flush(self) -> None:
+        if self._pending:
+            rounds = np.arange(self._pending)
+            nbytes = np.stack([channel.nbytes(self._pending) for channel in self.push])
+            self._pushed += int(nbytes.sum())
+            self._pulled += self.job.workers * int(nbytes[self._best[: self._pending].cpu().numpy(), rounds].sum())
+        self._pending = 0
+        self._at.zero_()
