@@ -41,7 +41,7 @@ BENCHMARKS = {
     "docs/engines.md": ("faults/torchft-kills", "faults/torchft-steps"),
     "docs/fsdp.md": ("bench/fsdp", "bench/fsdp-loss"),
     "docs/gpt-benchmarks.md": ("bench/gpt",),
-    "docs/gpu.md": ("gpu/codecs", "gpu/step"),
+    "docs/gpu.md": ("gpu/codecs", "gpu/step", "gpu/step-before"),
     "docs/layers.md": ("layers/cpu",),
 }
 """Pages and the Records that they show."""
