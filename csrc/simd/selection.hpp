@@ -127,6 +127,23 @@ bool compact(const float* x, int64_t begin, int64_t end, uint32_t threshold, Kep
   return true;
 }
 
+int64_t magnitudes_below(const uint32_t* bits, int64_t n, uint32_t limit, uint32_t* out) {
+  int64_t count = 0, i = 0;
+#if defined(__AVX512F__)
+  for (; i + 16 <= n; i += 16) {
+    const __m512i v = _mm512_and_si512(_mm512_loadu_si512(bits + i), _mm512_set1_epi32(kMagnitude));
+    const __mmask16 hit = _mm512_cmplt_epu32_mask(v, _mm512_set1_epi32(static_cast<int>(limit)));
+    _mm512_storeu_si512(out + count, _mm512_maskz_compress_epi32(hit, v));
+    count += __builtin_popcount(hit);
+  }
+#endif
+  for (; i < n; ++i) {
+    out[count] = bits[i] & kMagnitude;
+    count += out[count] < limit;
+  }
+  return count;
+}
+
 int64_t count_reaching(const float* x, int64_t begin, int64_t end, uint32_t threshold) {
   const u8v mask = splat_u(kMagnitude), limit = splat_u(threshold);
   int64_t count = 0, i = begin;

@@ -71,10 +71,11 @@ def threshold_select(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
     capacity = _core.count_threshold(floats_at(flat), n, limit, threads())
     wide, positions = empty_positions(n, capacity)
     values = torch.empty(capacity, dtype=torch.float32)
-    count = _core.threshold_select(floats_at(flat), n, limit, wide, positions.data_ptr(), values.data_ptr(), capacity)
+    to = positions.data_ptr(), values.data_ptr(), capacity
+    count, amax_bits = _core.threshold_select(floats_at(flat), n, limit, wide, *to)
     if count < capacity:  # another thread has changed x since the entries were counted
         positions, values = positions[:count], values[:count]
-    return positions, values if x is flat else values.to(x.dtype), _amax_bits(values)
+    return positions, values if x is flat else values.to(x.dtype), amax_bits
 
 
 def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
