@@ -320,7 +320,8 @@ struct PositionHeader {
   int64_t k;
 };
 bool read_positions_header(const uint8_t* section, int64_t nbytes, int64_t n, PositionHeader* header);
-// Writes values to the positions of a section without a list of them; false if the body does not hold k positions.
+// Writes values to the positions of a section without a list of them; false if the body does not hold k positions, or if
+// a value is not finite.
 bool scatter_positions(const uint8_t* body, int64_t nbytes, const PositionHeader& header, const float* values,
                        const Sink& sink);
 // False if the body does not hold k ascending positions below n. The caller has checked the header.

@@ -23,8 +23,12 @@ Band sampled_band(const float* x, int64_t n, int64_t k) {
   auto& high = workspace.high;
   high.assign(size_t{1} << 16, 0);
   const int64_t stride = (n - line) / lines;
+  const auto place = [&](int64_t i) {
+    return i * stride + static_cast<int64_t>(hash32(i, {0x2545F491u, 0x4F6CDD1Du}) % stride);
+  };
   for (int64_t i = 0; i < lines; ++i) {
-    const int64_t at = i * stride + static_cast<int64_t>(hash32(i, {0x2545F491u, 0x4F6CDD1Du}) % stride);
+    if (i + 16 < lines) __builtin_prefetch(x + place(i + 16));
+    const int64_t at = place(i);
     for (int64_t j = 0; j < line; ++j) ++high[magnitude_at(x, at + j) >> kHighShift];
   }
   const double share = static_cast<double>(k) / static_cast<double>(n), expected = share * samples;
