@@ -264,10 +264,10 @@ void topk_double(const double* x, int64_t n, int64_t k, Index* positions, double
 template <class Index>
 int64_t topk_sampled(const float* x, int64_t n, int64_t k, HashKey key, Index* positions, float* values, int threads);
 int64_t count_threshold(const float* x, int64_t n, uint32_t threshold, int threads);
-// Returns how many entries were written, at most `capacity`.
+// Returns how many entries were written, at most `capacity`, and their amax bits.
 template <class Index>
 int64_t threshold_select(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values,
-                         int64_t capacity);
+                         int64_t capacity, uint32_t* amax_bits);
 template <class Index>
 void random_positions(int64_t n, int64_t k, HashKey key, Index* positions, int threads);
 // The same, and the values of x there in one pass over it. Returns the amax bits of x.
@@ -320,7 +320,8 @@ struct PositionHeader {
   int64_t k;
 };
 bool read_positions_header(const uint8_t* section, int64_t nbytes, int64_t n, PositionHeader* header);
-// Writes values to the positions of a section without a list of them; false if the body does not hold k positions.
+// Writes values to the positions of a section without a list of them; false if the body does not hold k positions, or if
+// a value is not finite.
 bool scatter_positions(const uint8_t* body, int64_t nbytes, const PositionHeader& header, const float* values,
                        const Sink& sink);
 // False if the body does not hold k ascending positions below n. The caller has checked the header.

@@ -1,12 +1,13 @@
-// CRC-32C (Castagnoli). On x86 three streams of the crc32 instruction run side by side and are joined by a table that
-// advances a CRC over a run of zeros; elsewhere eight tables, eight bytes a step.
+// CRC-32C (Castagnoli). With AVX-512, carry-less products fold 256 bytes a step. On older x86 three streams of the crc32
+// instruction run side by side and are joined by a table that advances a CRC over a run of zeros. Elsewhere eight tables,
+// eight bytes a step.
 
 #include "core.hpp"
 
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace laconic {
@@ -88,22 +89,62 @@ __attribute__((target("sse4.2"))) const uint8_t* three_streams(uint64_t& crc, co
   return p;
 }
 
-__attribute__((target("sse4.2"))) uint32_t by_instruction(uint32_t start, const uint8_t* p, size_t n) {
+__attribute__((target("sse4.2"))) uint32_t by_words(uint64_t crc, const uint8_t* p, size_t n) {
+  for (; n >= 8; p += 8, n -= 8) crc = _mm_crc32_u64(crc, word_at(p));
+  for (; n; ++p, --n) crc = _mm_crc32_u8(static_cast<uint32_t>(crc), *p);
+  return static_cast<uint32_t>(crc);
+}
+
+uint32_t by_instruction(uint32_t start, const uint8_t* p, size_t n) {
   static const Advance<8192> far;
   static const Advance<256> near;
   uint64_t crc = start;
   p = three_streams(crc, p, n, far);
   p = three_streams(crc, p, n, near);
-  for (; n >= 8; p += 8, n -= 8) crc = _mm_crc32_u64(crc, word_at(p));
-  for (; n; ++p, --n) crc = _mm_crc32_u8(static_cast<uint32_t>(crc), *p);
-  return static_cast<uint32_t>(crc);
+  return by_words(crc, p, n);
 }
+
+// x^bits modulo the polynomial. Bits are reflected, as in the CRC, so its product with 64 bits is short of one more x.
+constexpr int64_t power_of_x(int bits) {
+  uint32_t remainder = 1u << 31;
+  for (; bits; --bits) remainder = remainder & 1 ? remainder >> 1 ^ kPolynomial : remainder >> 1;
+  return int64_t{remainder} << 1;
+}
+
+#define LACONIC_FOLDING __attribute__((target("avx512f,vpclmulqdq,sse4.2")))
+
+// What stands for `sum` in each 128 bits of the bytes that follow it after `Bits` bits, added to those.
+template <int Bits>
+LACONIC_FOLDING inline __m512i folded(__m512i sum, __m512i next) {
+  const __m512i by = _mm512_broadcast_i32x4(_mm_set_epi64x(power_of_x(Bits - 32), power_of_x(Bits + 32)));
+  const __m512i low = _mm512_clmulepi64_epi128(sum, by, 0x00), high = _mm512_clmulepi64_epi128(sum, by, 0x11);
+  return _mm512_ternarylogic_epi64(low, high, next, 0x96);  // the sum of all three
+}
+
+LACONIC_FOLDING uint32_t by_folding(uint32_t start, const uint8_t* p, size_t n) {
+  constexpr size_t kStep = 256;
+  if (n < kStep) return by_words(start, p, n);
+  __m512i a = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_zextsi128_si512(_mm_cvtsi64_si128(start)));
+  __m512i b = _mm512_loadu_si512(p + 64), c = _mm512_loadu_si512(p + 128), d = _mm512_loadu_si512(p + 192);
+  for (p += kStep, n -= kStep; n >= kStep; p += kStep, n -= kStep) {
+    a = folded<8 * kStep>(a, _mm512_loadu_si512(p));
+    b = folded<8 * kStep>(b, _mm512_loadu_si512(p + 64));
+    c = folded<8 * kStep>(c, _mm512_loadu_si512(p + 128));
+    d = folded<8 * kStep>(d, _mm512_loadu_si512(p + 192));
+  }
+  uint8_t last[64];  // the bytes whose CRC from zero on is that of all bytes so far
+  _mm512_storeu_si512(last, folded<512>(folded<512>(folded<512>(a, b), c), d));
+  return by_words(by_words(0, last, sizeof last), p, n);
+}
+#undef LACONIC_FOLDING
 #endif
 
 }  // namespace
 
 uint32_t crc32c(const uint8_t* data, size_t nbytes) {
 #if defined(__x86_64__)
+  static const bool folds = !std::strcmp(simd().name, "avx512") && __builtin_cpu_supports("vpclmulqdq");
+  if (folds) return ~by_folding(~0u, data, nbytes);
   static const bool has_instruction = (__builtin_cpu_init(), __builtin_cpu_supports("sse4.2"));
   if (has_instruction) return ~by_instruction(~0u, data, nbytes);
 #endif

@@ -3,6 +3,7 @@
 
 #include "core.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace laconic {
@@ -128,12 +129,14 @@ bool scatter_positions(const uint8_t* body, int64_t nbytes, const PositionHeader
                        const Sink& sink) {
   alignas(64) float window[kWindow] = {};
   WindowedOutput to{sink.out, sink.n, 0, window};
+  uint32_t amax_bits = 0;
   const auto take = [&](const int64_t* group, int64_t first, int64_t count) {
+    amax_bits = std::max(amax_bits, value_range(values + first, count, 1).amax_bits);
     simd().scatter_on(to, group, values + first, count);
   };
   if (!read_groups(body, nbytes, header.mode, header.low_bits, header.k, sink.n, take)) return false;
   simd().scatter_end(to);
-  return true;
+  return amax_bits < kNonFinite;
 }
 
 // Classes of gaps: four for each power of two. A class above 7 spans 2^width gaps from (4 + class mod 4) * 2^width.

@@ -38,9 +38,12 @@ void smallest_hashes(int64_t n, int64_t k, int64_t range, Collect collect, Take 
   Kept kept;
   std::vector<int64_t> starts;
   for (;; wanted = wanted * 2 + 64) {
+    // The loops want a limit whose lower 16 bits are set.
     const bool all = wanted >= static_cast<double>(n);
-    const uint32_t at_most = all ? ~0u : static_cast<uint32_t>(wanted / static_cast<double>(n) * 4294967295.0);
-    const int64_t capacity = static_cast<int64_t>(std::min(wanted * 1.1, static_cast<double>(n))) + 8192;
+    const uint32_t at_most =
+        all ? ~0u : static_cast<uint32_t>(wanted / static_cast<double>(n) * 4294967295.0) | 0xFFFFu;
+    const double expected = (at_most + 1.0) / 4294967296.0 * static_cast<double>(n);
+    const int64_t capacity = static_cast<int64_t>(std::min(expected * 1.1, static_cast<double>(n))) + 8192;
     if (!collect(at_most, capacity, &kept, &starts) || kept.count < k) continue;
     // The kept bits are complements of hashes; their distances from the smallest one have the same order.
     const auto distance = [&](int64_t i) { return kept.bits[i] - ~at_most; };

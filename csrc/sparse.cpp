@@ -46,7 +46,6 @@ bool sparse_decode(const uint8_t* section, int64_t nbytes, const float* values, 
   const int64_t n = sink.n;
   PositionHeader header;
   if (!read_positions_header(section, nbytes, n, &header) || header.k != k) return false;
-  if (value_range(values, k, threads).amax_bits >= kNonFinite) return false;
   const uint8_t* body = section + kPositionsHeader;
   nbytes -= kPositionsHeader;
   // Positions that follow each other closely are scattered as they are read; a list of few costs less than a window.
@@ -54,6 +53,7 @@ bool sparse_decode(const uint8_t* section, int64_t nbytes, const float* values, 
   if (!sink.accumulate && threads <= 1 && streams && k > n / 32 && header.mode != PositionMode::all) {
     return scatter_positions(body, nbytes, header, values, sink);
   }
+  if (value_range(values, k, threads).amax_bits >= kNonFinite) return false;
   return by_index(n, [&](auto* null) {
     using Index = std::remove_pointer_t<decltype(null)>;
     Index* positions = position_workspace<Index>(k);

@@ -23,8 +23,12 @@ Band sampled_band(const float* x, int64_t n, int64_t k) {
   auto& high = workspace.high;
   high.assign(size_t{1} << 16, 0);
   const int64_t stride = (n - line) / lines;
+  const auto place = [&](int64_t i) {
+    return i * stride + static_cast<int64_t>(hash32(i, {0x2545F491u, 0x4F6CDD1Du}) % stride);
+  };
   for (int64_t i = 0; i < lines; ++i) {
-    const int64_t at = i * stride + static_cast<int64_t>(hash32(i, {0x2545F491u, 0x4F6CDD1Du}) % stride);
+    if (i + 16 < lines) __builtin_prefetch(x + place(i + 16));
+    const int64_t at = place(i);
     for (int64_t j = 0; j < line; ++j) ++high[magnitude_at(x, at + j) >> kHighShift];
   }
   const double share = static_cast<double>(k) / static_cast<double>(n), expected = share * samples;
@@ -46,20 +50,14 @@ struct Kth {
 Kth kth_candidate(const Kept& kept, int64_t k, const Band& band) {
   const auto magnitude = [&](int64_t i) { return kept.bits[i] & kMagnitude; };
   auto& inside = workspace.inside;
-  if (inside.size() < static_cast<size_t>(kept.count)) inside.resize(static_cast<size_t>(kept.count));
-  size_t count = 0;
-  for (int64_t i = 0; i < kept.count; ++i) {
-    inside[count] = magnitude(i);
-    count += magnitude(i) < band.high;
-  }
-  const int64_t above = kept.count - static_cast<int64_t>(count);
+  if (inside.size() < static_cast<size_t>(kept.count) + 16) inside.resize(static_cast<size_t>(kept.count) + 16);
+  const int64_t count = simd().magnitudes_below(kept.bits, kept.count, band.high, inside.data());
+  const int64_t above = kept.count - count;
   Kth kth{};
   if (above < k) {
-    const auto at = inside.begin() + (k - above - 1), end = inside.begin() + static_cast<int64_t>(count);
-    std::nth_element(inside.begin(), at, end, std::greater<uint32_t>());
-    kth.magnitude = *at;
-    kth.larger = above + std::count_if(inside.begin(), at, [&](uint32_t v) { return v > kth.magnitude; });
-    kth.equal = std::count(inside.begin(), end, kth.magnitude);
+    kth.magnitude = kth_largest(count, k - above, band.high, [&](int64_t i) { return inside[i]; }, &kth.larger);
+    kth.larger += above;
+    kth.equal = std::count(inside.begin(), inside.begin() + count, kth.magnitude);
   } else {
     kth.magnitude = kth_largest(kept.count, k, kMagnitude, magnitude, &kth.larger);
     for (int64_t i = 0; i < kept.count; ++i) kth.equal += magnitude(i) == kth.magnitude;
@@ -203,36 +201,31 @@ int64_t count_threshold(const float* x, int64_t n, uint32_t threshold, int threa
 
 template <class Index>
 int64_t threshold_select(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values,
-                         int64_t capacity) {
+                         int64_t capacity, uint32_t* amax_bits) {
   int64_t at = 0;
+  *amax_bits = 0;
   for (int64_t begin = 0; begin < n; begin += kSplit) {  // range by range, so that the workspace stays in the cache
     const int64_t end = std::min(n, begin + kSplit), left = capacity - at;
-    if constexpr (sizeof(Index) == 4) {
-      if (left >= end - begin + 64) {  // all of them would fit
-        Kept kept{reinterpret_cast<uint32_t*>(positions + at), reinterpret_cast<uint32_t*>(values + at), 0, left};
-        simd().compact(x, begin, end, threshold, &kept);
-        for (int64_t i = 0; i < kept.count; ++i) kept.offset[i] += static_cast<uint32_t>(begin);
-        at += kept.count;
-        continue;
-      }
-    }
+    const bool fits = sizeof(Index) == 4 && left >= end - begin + 64;  // whatever their number
     Kept kept = workspace.kept(kSplit + 64);
+    if (fits) kept = {reinterpret_cast<uint32_t*>(positions + at), reinterpret_cast<uint32_t*>(values + at), 0, left};
     simd().compact(x, begin, end, threshold, &kept);
     // Another thread may have changed x since its entries were counted: never write past the capacity.
     const int64_t count = std::min(kept.count, left);
     if (count == 0) continue;
     for (int64_t i = 0; i < count; ++i) positions[at + i] = static_cast<Index>(begin + kept.offset[i]);
-    std::memcpy(values + at, kept.bits, static_cast<size_t>(count) * 4);
+    if (!fits) std::memcpy(values + at, kept.bits, static_cast<size_t>(count) * 4);
+    *amax_bits = std::max(*amax_bits, value_range(values + at, count, 1).amax_bits);
     at += count;
   }
   return at;
 }
 
-#define LACONIC_FOR_INDEX(Index)                                                                      \
-  template uint32_t topk<Index>(const float*, int64_t, int64_t, Index*, float*, int);                 \
-  template void topk_double<Index>(const double*, int64_t, int64_t, Index*, double*);                 \
-  template int64_t topk_sampled<Index>(const float*, int64_t, int64_t, HashKey, Index*, float*, int); \
-  template int64_t threshold_select<Index>(const float*, int64_t, uint32_t, Index*, float*, int64_t);
+#define LACONIC_FOR_INDEX(Index)                                                                                 \
+  template uint32_t topk<Index>(const float*, int64_t, int64_t, Index*, float*, int);                            \
+  template void topk_double<Index>(const double*, int64_t, int64_t, Index*, double*);                            \
+  template int64_t topk_sampled<Index>(const float*, int64_t, int64_t, HashKey, Index*, float*, int);            \
+  template int64_t threshold_select<Index>(const float*, int64_t, uint32_t, Index*, float*, int64_t, uint32_t*);
 LACONIC_FOR_INDEX(int32_t)
 LACONIC_FOR_INDEX(int64_t)
 

@@ -85,7 +85,10 @@ void bind_selection(nb::module_& m) {
         [](Address x, int64_t n, uint32_t threshold, bool wide, Address positions, Address values, int64_t capacity) {
     return by_index(wide, [&](auto index) {
       using Index = decltype(index);
-      return threshold_select(at<const float>(x), n, threshold, at<Index>(positions), at<float>(values), capacity);
+      uint32_t amax_bits;
+      const int64_t count = threshold_select(at<const float>(x), n, threshold, at<Index>(positions), at<float>(values),
+                                             capacity, &amax_bits);
+      return std::pair<int64_t, uint32_t>(count, amax_bits);
     });
   }, Unlocked());
   m.def("random_positions", [](int64_t n, int64_t k, uint64_t key, bool wide, Address positions, int threads) {

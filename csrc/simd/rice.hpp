@@ -54,12 +54,7 @@ class UnaryWriter {
       return;
     }
     alignas(64) uint64_t words[kGroup / 4], sizes[kGroup / 4];
-    for (int64_t i = 0; i < kGroup / 4; ++i) {
-      const uint64_t a = numbers[4 * i], ab = a + numbers[4 * i + 1], abc = ab + numbers[4 * i + 2];
-      const uint64_t all = abc + numbers[4 * i + 3];
-      words[i] = (uint64_t{1} << a | uint64_t{1} << ab | uint64_t{1} << abc | uint64_t{1} << all) >> 1;
-      sizes[i] = all;
-    }
+    fours(numbers, words, sizes);
     for (int64_t i = 0; i < kGroup / 4; ++i) {
       held_ |= words[i] << filled_;
       filled_ += sizes[i];
@@ -96,6 +91,35 @@ class UnaryWriter {
   }
 
  private:
+  // The unary bits of each four numbers of a group, and how many bits they are.
+  template <class Number>
+  INLINE static void fours(const Number* numbers, uint64_t* words, uint64_t* sizes) {
+    int64_t i = 0;
+#if defined(__AVX2__)
+    if constexpr (sizeof(Number) == 4) {
+      typedef uint64_t q4 __attribute__((vector_size(32)));
+      const q4 one = {1, 1, 1, 1}, odd = {0, ~uint64_t{0}, 0, ~uint64_t{0}};
+      for (; i < kGroup / 4; i += 4) {
+        const auto two_fours = [&](int64_t at, q4* size) {
+          const q4 pair = load<q4>(numbers + at), a = pair & 0xFFFFFFFFu, ab = a + (pair >> 32);
+          const q4 other = __builtin_shuffle(ab, q4{1, 0, 3, 2}), before = other & odd;  // bits before the second pair
+          const q4 bits = (one << a | one << ab) << before;
+          *size = ab + other;
+          return (bits | __builtin_shuffle(bits, q4{1, 0, 3, 2})) >> 1;
+        };
+        q4 low_size, high_size;
+        const q4 low = two_fours(4 * i, &low_size), high = two_fours(4 * i + 8, &high_size);
+        store(words + i, __builtin_shuffle(low, high, q4{0, 2, 4, 6}));
+        store(sizes + i, __builtin_shuffle(low_size, high_size, q4{0, 2, 4, 6}));
+      }
+    }
+#endif
+    for (; i < kGroup / 4; ++i) {
+      const uint64_t a = numbers[4 * i], ab = a + numbers[4 * i + 1], abc = ab + numbers[4 * i + 2];
+      sizes[i] = abc + numbers[4 * i + 3];
+      words[i] = (uint64_t{1} << a | uint64_t{1} << ab | uint64_t{1} << abc | uint64_t{1} << sizes[i]) >> 1;
+    }
+  }
   INLINE void store_held() {
     if (end_ - at_ >= 8) {
       std::memcpy(at_, &held_, 8);

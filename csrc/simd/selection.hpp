@@ -127,6 +127,23 @@ bool compact(const float* x, int64_t begin, int64_t end, uint32_t threshold, Kep
   return true;
 }
 
+int64_t magnitudes_below(const uint32_t* bits, int64_t n, uint32_t limit, uint32_t* out) {
+  int64_t count = 0, i = 0;
+#if defined(__AVX512F__)
+  for (; i + 16 <= n; i += 16) {
+    const __m512i v = _mm512_and_si512(_mm512_loadu_si512(bits + i), _mm512_set1_epi32(kMagnitude));
+    const __mmask16 hit = _mm512_cmplt_epu32_mask(v, _mm512_set1_epi32(static_cast<int>(limit)));
+    _mm512_storeu_si512(out + count, _mm512_maskz_compress_epi32(hit, v));
+    count += __builtin_popcount(hit);
+  }
+#endif
+  for (; i < n; ++i) {
+    out[count] = bits[i] & kMagnitude;
+    count += out[count] < limit;
+  }
+  return count;
+}
+
 int64_t count_reaching(const float* x, int64_t begin, int64_t end, uint32_t threshold) {
   const u8v mask = splat_u(kMagnitude), limit = splat_u(threshold);
   int64_t count = 0, i = begin;
@@ -145,26 +162,60 @@ int64_t count_reaching(const float* x, int64_t begin, int64_t end, uint32_t thre
   return count;
 }
 
-// What compact_hashes does for a block of up to 256 indices from `at` on. Returns the new count.
-INLINE int64_t append_hashes(HashKey key, int64_t at, int64_t n, uint32_t offset, uint32_t threshold, Kept* kept,
-                             int64_t count) {
-  alignas(64) uint32_t inverted[256];
+constexpr int64_t kHashed = 2048;  // indices that are hashed together
+
+// What compact_hashes does for a block of up to kHashed indices from `at` on. Returns the new count. As the lower 16 bits
+// of at_most are set, a hash is compared before its last step. Few are kept: only those are completed.
+// visit(i) is called for every 16th index i of the block, to work on 16 values while the hashes of others are computed.
+template <class Visit>
+INLINE int64_t append_hashes(HashKey key, int64_t at, int64_t n, uint32_t offset, uint32_t at_most, Kept* kept,
+                             int64_t count, Visit visit) {
+  const uint32_t first = static_cast<uint32_t>(at);
   const u8v low = low_key_word(key, static_cast<uint64_t>(at)), high = splat_u(key.high);
-  const u8v counter = splat_u(static_cast<uint32_t>(at)) + kLanes;
-  for (uint32_t i = 0; i < 256; i += 8) store(inverted + i, ~hash8(counter + i, low, high));
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    count = append16(inverted + i, ~0u, threshold, offset + static_cast<uint32_t>(i), kept->offset, kept->bits, count);
+  const int64_t before = count;
+#if defined(__AVX512F__)
+  typedef uint32_t u16v __attribute__((vector_size(64)));
+  constexpr u16v lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  u16v offsets = lanes + offset;
+  for (int64_t i = 0; i < n; i += 16, offsets += 16) {
+    visit(i);
+    const u16v hash = unfinished_hash(offsets + (first - offset), u16v{} + low[0], u16v{} + key.high);
+    __mmask16 hit = _mm512_cmple_epu32_mask((__m512i)hash, _mm512_set1_epi32(static_cast<int>(at_most)));
+    if (n - i < 16) hit &= static_cast<__mmask16>((1 << (n - i)) - 1);
+    _mm512_storeu_si512(kept->offset + count, _mm512_maskz_compress_epi32(hit, (__m512i)offsets));
+    count += __builtin_popcount(hit);
   }
-  return append_rest(inverted + i, n - i, ~0u, threshold, offset + static_cast<uint32_t>(i), kept, count);
+#else
+  for (int64_t i = 0; i < n; i += 8) {
+    if (i % 16 == 0) visit(i);
+    const u8v hash = unfinished_hash(splat_u(first + static_cast<uint32_t>(i)) + kLanes, low, high);
+    const uint32_t from = offset + static_cast<uint32_t>(i), lanes = static_cast<uint32_t>(least(n - i, 8));
+#if defined(__AVX2__)
+    const i8 hit = (i8)(hash <= splat_u(at_most)) & (i8)(kLanes < splat_u(lanes));
+    count += append8(hit, hash, splat_u(from) + kLanes, kept->bits + count, kept->offset + count);
+#else
+    uint32_t hashes[8];
+    store(hashes, hash);
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+      kept->offset[count] = from + lane;
+      count += hashes[lane] <= at_most;
+    }
+#endif
+  }
+#endif
+  for (int64_t j = before; j < count; j += 8) {
+    const u8v counter = load<u8v>(kept->offset + j) + (first - offset);
+    store(kept->bits + j, ~hash8(counter, low, high));  // the complement turns "at most" into "at least"
+  }
+  return count;
 }
 
 bool compact_hashes(HashKey key, int64_t begin, int64_t end, uint32_t at_most, Kept* kept) {
-  for (int64_t at = begin; at < end; at += 256) {
-    const int64_t n = least(256, end - at);
+  for (int64_t at = begin; at < end; at += kHashed) {
+    const int64_t n = least(kHashed, end - at);
     if (kept->count + n + 16 > kept->capacity) return false;
-    // The complement turns "at most" into "at least".
-    kept->count = append_hashes(key, at, n, static_cast<uint32_t>(at - begin), ~at_most, kept, kept->count);
+    const uint32_t offset = static_cast<uint32_t>(at - begin);
+    kept->count = append_hashes(key, at, n, offset, at_most, kept, kept->count, [](int64_t) {});
   }
   return true;
 }
@@ -172,17 +223,18 @@ bool compact_hashes(HashKey key, int64_t begin, int64_t end, uint32_t at_most, K
 bool compact_hashed_values(HashKey key, const float* x, int64_t begin, int64_t end, uint32_t at_most, Kept* kept,
                            float* values, uint32_t* amax_bits) {
   u8v largest = splat_u(*amax_bits);
-  for (int64_t at = begin; at < end; at += 256) {
-    const int64_t n = least(256, end - at), before = kept->count;
+  for (int64_t at = begin; at < end; at += kHashed) {
+    const int64_t n = least(kHashed, end - at), before = kept->count;
     if (before + n + 16 > kept->capacity) return false;
-    const float* ahead = x + (at / kBlock + 1) * kBlock;
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
+    const float *here = x + at, *ahead = x + (at / kBlock + 1) * kBlock;
+    const auto magnitudes = [&](int64_t i) {
       fetch_ahead(ahead, (at % kBlock + i) / 16);
-      largest = larger(largest, larger(load<u8v>(x + at + i) & kMagnitude, load<u8v>(x + at + i + 8) & kMagnitude));
-    }
-    for (; i < n; ++i) largest[0] = most(largest[0], magnitude_bits(x[at + i]));
-    kept->count = append_hashes(key, at, n, static_cast<uint32_t>(at - begin), ~at_most, kept, before);
+      if (i + 16 > n) return;
+      largest = larger(largest, larger(load<u8v>(here + i) & kMagnitude, load<u8v>(here + i + 8) & kMagnitude));
+    };
+    const uint32_t offset = static_cast<uint32_t>(at - begin);
+    kept->count = append_hashes(key, at, n, offset, at_most, kept, before, magnitudes);
+    for (int64_t i = n / 16 * 16; i < n; ++i) largest[0] = most(largest[0], magnitude_bits(here[i]));
     for (int64_t j = before; j < kept->count; ++j) values[j] = x[begin + kept->offset[j]];
   }
   *amax_bits = fold_max(largest);

@@ -96,12 +96,17 @@ INLINE bool finite_and_positive(float v) {  // as a norm or a mean magnitude mus
   return magnitude_bits(v) < kNonFinite && !(v < 0.0f);
 }
 
-INLINE u8v hash8(u8v counter, u8v low, u8v high) {
-  u8v h = counter ^ low;
+// The hash but for its last step, h ^ (h >> 16), which does not change the upper 16 bits.
+template <class V>
+INLINE V unfinished_hash(V counter, V low, V high) {
+  V h = counter ^ low;
   h ^= h >> 16;
   h *= 0x7FEB352Du;
   h ^= (h >> 15) ^ high;
-  h *= 0x846CA68Bu;
+  return h * 0x846CA68Bu;
+}
+INLINE u8v hash8(u8v counter, u8v low, u8v high) {
+  const u8v h = unfinished_hash(counter, low, high);
   return h ^ (h >> 16);
 }
 INLINE u8v low_key_word(HashKey key, uint64_t counter) {

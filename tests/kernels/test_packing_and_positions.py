@@ -190,7 +190,7 @@ def test_checksum_matches_crc32c():
 
     assert checksum(b"123456789") == 0xE3069283
     noise = bytes(random.hash32(torch.arange(20_000), 1).to(torch.uint8).tolist())
-    for n in (1, 7, 8, 9, 63, 64, 1000, 4099, 20_000):
+    for n in (1, 7, 8, 9, 63, 64, 255, 256, 257, 512, 1000, 4099, 20_000):
         assert checksum(noise[:n]) == bitwise(noise[:n])
     for shift in range(16):  # any alignment
         view = byte_view(noise)

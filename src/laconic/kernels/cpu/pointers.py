@@ -8,11 +8,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from laconic import _core
 from laconic.errors import FrameError
 from laconic.kernels.sections import num_buckets, packed_nbytes, symbol_dtype
 
 _STORE: Final = math.nan
 """The weight that makes the core store instead of accumulate."""
+
+_LARGE: Final = 1 << 23
+"""Vectors of at least this many bytes are allocated in large pages."""
 
 
 threads = torch.get_num_threads
@@ -50,10 +54,18 @@ def symbols_at(symbols: Tensor, alphabet: int) -> int:
     return symbols.data_ptr()
 
 
+def empty(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return an uninitialised vector. Page by page, the faults of a large one cost more than filling it."""
+    fresh = torch.empty(count, dtype=dtype)
+    if fresh.nbytes >= _LARGE:
+        _core.advise_large_pages(fresh.data_ptr(), fresh.nbytes)
+    return fresh
+
+
 def empty_positions(n: int, count: int) -> tuple[bool, Tensor]:
     """Return whether positions below n need 64 bits, and an uninitialised tensor for ``count`` of them."""
     wide = n > 1 << 31
-    return wide, torch.empty(count, dtype=torch.int64 if wide else torch.int32)
+    return wide, empty(count, torch.int64 if wide else torch.int32)
 
 
 def is_wide(positions: Tensor) -> bool:

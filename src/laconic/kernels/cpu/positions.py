@@ -12,6 +12,7 @@ from laconic.kernels.cpu.entropy_coding import decode_symbols, encode_symbols
 from laconic.kernels.cpu.packing import pack, unpack
 from laconic.kernels.cpu.pointers import (
     bytes_at,
+    empty,
     empty_positions,
     floats_at,
     is_wide,
@@ -51,7 +52,7 @@ def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
     if x.dtype != torch.float32 or not k:
         positions, values, amax_bits = topk(x, k)
         return positions_encode(positions, n, out), values, amax_bits
-    values = torch.empty(k, dtype=torch.float32)
+    values = empty(k)
     address = bytes_at(out, positions_max_nbytes(n, k))
     nbytes, amax_bits = _core.topk_encode(floats_at(x), n, k, values.data_ptr(), address, threads())
     return nbytes, values, amax_bits

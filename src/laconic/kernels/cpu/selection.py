@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import random, reference
-from laconic.kernels.cpu.pointers import empty_positions, floats_at, is_wide, threads
+from laconic.kernels.cpu.pointers import empty, empty_positions, floats_at, is_wide, threads
 from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.sections import write_seed
 
@@ -31,7 +31,7 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
         _core.topk_double(x.data_ptr(), n, k, wide, positions.data_ptr(), values.data_ptr())
         return positions, values, reference.amax_bits_any_dtype(values)
     flat = _as_float32(x)  # held by name: an address does not keep its tensor alive
-    values = torch.empty(k, dtype=torch.float32)
+    values = empty(k)
     amax_bits = _core.topk(floats_at(flat), n, k, wide, positions.data_ptr(), values.data_ptr(), threads())
     return positions, values if x is flat else values.to(x.dtype), amax_bits
 
@@ -55,7 +55,7 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
         return reference.topk_sampled(x, k, seed)
     n, flat, capacity = x.numel(), _as_float32(x), 2 * k + 16
     wide, positions = empty_positions(n, capacity)
-    values, key = torch.empty(capacity, dtype=torch.float32), random.key(seed, random.SAMPLING)
+    values, key = empty(capacity), random.key(seed, random.SAMPLING)
     count = _core.topk_sampled(floats_at(flat), n, k, key, wide, positions.data_ptr(), values.data_ptr(), threads())
     if count < 0:
         return topk(x, k)
@@ -70,11 +70,12 @@ def threshold_select(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
     (limit,) = struct.unpack("<I", struct.pack("<f", threshold))
     capacity = _core.count_threshold(floats_at(flat), n, limit, threads())
     wide, positions = empty_positions(n, capacity)
-    values = torch.empty(capacity, dtype=torch.float32)
-    count = _core.threshold_select(floats_at(flat), n, limit, wide, positions.data_ptr(), values.data_ptr(), capacity)
+    values = empty(capacity)
+    to = positions.data_ptr(), values.data_ptr(), capacity
+    count, amax_bits = _core.threshold_select(floats_at(flat), n, limit, wide, *to)
     if count < capacity:  # another thread has changed x since the entries were counted
         positions, values = positions[:count], values[:count]
-    return positions, values if x is flat else values.to(x.dtype), _amax_bits(values)
+    return positions, values if x is flat else values.to(x.dtype), amax_bits
 
 
 def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
