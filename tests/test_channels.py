@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 import torch
@@ -95,6 +96,28 @@ def test_codec_that_may_expand_the_error_is_logged(caplog):
     caplog.clear()
     channel("ef|topk:0.1|qsgd:4")
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("spec", ["none", "qsgd:4", "ef|topk:0.1"])
+@pytest.mark.parametrize(
+    "x",
+    [laws.normal(8, 600), torch.zeros(8, 600), laws.normal(600, 8).t(), laws.normal(4800).double(), torch.zeros(0, 3)],
+    ids=["matrix", "zeros", "strided", "float64", "empty"],
+)
+def test_parts_of_a_frame_make_up_the_frame(spec, x):
+    in_parts, whole = laconic.channel(spec), laconic.channel(spec)
+    for seed in range(2):
+        assert b"".join(in_parts.encode_parts("w", x, seed=seed)) == whole.encode("w", x, seed=seed)
+    assert in_parts.stats == whole.stats
+
+
+def test_values_sent_unchanged_are_a_part_without_a_copy():
+    x = laws.normal(8, 600)
+    *_, payload = laconic.channel("none").encode_parts("w", x)
+    assert torch.frombuffer(payload, dtype=torch.uint8).data_ptr() == x.data_ptr()
+    x[3, 5] = math.inf
+    with pytest.raises(NonFiniteError, match="slot 'w'"):
+        laconic.channel("none").encode_parts("w", x)
 
 
 def dgc(rounds, keep, m, nesterov=False):

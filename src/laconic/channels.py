@@ -93,6 +93,22 @@ class Channel(KeepsResiduals):
         nbytes = self._encode_slot(slot, x, None, seed)
         return bytes_at(self._own_buffer.data_ptr(), nbytes)
 
+    def encode_parts(self, slot: str, x: Tensor, *, seed: int = 0) -> tuple[memoryview, ...]:
+        """Return what ``encode`` returns in parts that follow each other, without a copy of what is sent unchanged.
+
+        They are valid until the channel encodes again and while ``x`` does not change.
+        """
+        choice = self.policy.choose(slot, TensorSpec.of(x), self.spec)
+        parts = _unchanged(x) if choice.spec == "none" else None
+        if parts is not None:
+            self._note_exempt(slot, choice)
+            self.stats.rounds += 1
+            self.stats.bytes_in += x.nbytes
+            self.stats.bytes_out += sum(map(len, parts))
+            return parts
+        nbytes = self._encode_slot(slot, x, None, seed)
+        return (self._own_buffer.numpy().data[:nbytes],)
+
     def encode_into(self, slot: str, x: Tensor, buffer: Tensor, *, seed: int = 0) -> int:
         """Write the frame into a uint8 tensor of at least ``max_nbytes`` bytes; return the bytes written."""
         return self._encode_slot(slot, x, buffer, seed)
@@ -307,6 +323,22 @@ def channel(
     return Channel(
         spec, policy=policy, nonfinite=nonfinite, residual_dtype=residual_dtype, residual_device=residual_device
     )
+
+
+def _unchanged(x: Tensor) -> tuple[memoryview, memoryview] | None:
+    """Return the header of the frame of ``none``, and its payload: the tensor's own memory.
+
+    None for a tensor that is not finite, or whose memory is no payload: ``encode`` copies, converts or rejects it.
+    """
+    if not x.is_cpu or x.dtype != torch.float32 or not x.is_contiguous() or x.is_neg() or not x.numel():
+        return None
+    flat = x.detach().view(-1)
+    if not kernels.cpu.all_finite(flat):
+        return None
+    max_nbytes("none", x)  # checks that the shape can be on the wire
+    payload = flat.view(torch.uint8)
+    header = wire.header_of_section(Packet("none", TensorSpec.of(x), (payload,)))
+    return memoryview(header), payload.numpy().data
 
 
 def _momentum(stages: Stages) -> MomentumCorrection | None:

@@ -17,7 +17,7 @@ from laconic.cluster import calls, protocol
 from laconic.cluster.client import Client, Patience, UnreachableError
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.protocol import CHUNK, Assembler, frame_messages, json_message, read_json
+from laconic.cluster.protocol import CHUNK, Assembler, CutFrame, frame_messages, json_message, read_json
 from laconic.cluster.replies import RefusedError
 from laconic.cluster.server import Server
 from laconic.errors import ConfigError, FrameError
@@ -184,6 +184,14 @@ def test_assembler_joins_the_pieces_of_frames() -> None:
             if complete is not None:
                 result[complete[0]] = complete[1]
     assert result == frames and assembler.total == sum(map(len, frames.values()))
+
+
+@pytest.mark.parametrize("sizes", [(0, 7), (48, CHUNK), (48, CHUNK - 48), (CHUNK, 1), (5, 2 * CHUNK, 9)], ids=str)
+def test_frame_in_parts_gives_the_messages_of_the_whole_frame(sizes: tuple[int, ...]) -> None:
+    parts = [bytes([65 + number]) * nbytes for number, nbytes in enumerate(sizes)]
+    whole, cut = b"".join(parts), CutFrame.of(3, *parts)
+    assert cut.messages == tuple(frame_messages(3, whole))
+    assert cut.nbytes == len(whole) and cut.joined() == whole
 
 
 def test_too_long_json_message_is_a_frame_error() -> None:

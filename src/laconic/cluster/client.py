@@ -252,12 +252,11 @@ class Client:
             complete = assembler.feed(message)
             if complete is not None:
                 slot, frame = complete
+                _check(frame)  # meanwhile the next ones arrive
                 frames[slot] = frame
         if not frames or len(frames) % len(self.slots) or assembler.incomplete:
             raise FrameError(f"the server sent {len(frames)} frames for {len(self.slots)} slots")
         self.traffic.count(received=assembler.total)
-        for frame in frames.values():
-            _check(frame)
         ticket = head.get("ticket")
         if not isinstance(head.get("sequence"), int) or not isinstance(ticket, int | None):
             raise FrameError(f"'sequence' and 'ticket' of the server's reply must be integers, got {head}")

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from laconic import counters
 from laconic.errors import FrameError
 
 __all__ = [
     "CHUNK", "GRPC_OPTIONS", "MAX_MESSAGE", "NOTHING_LEFT", "PROTOCOL", "RPC_PATHS", "WORKER_STATS", "Assembler",
-    "ByteCounter", "Frame", "frame_messages", "is_json", "json_message", "read_finite", "read_integer", "read_json",
-    "read_worker_stats", "shorten",
+    "ByteCounter", "CutFrame", "Frame", "frame_messages", "is_json", "json_message", "read_finite", "read_integer",
+    "read_json", "read_worker_stats", "shorten",
 ]  # fmt: skip
 
 PROTOCOL = 1
@@ -49,6 +51,7 @@ WORKER_STATS = (
 """Finite numbers that a worker may report about itself with a push, for ``laconic watch``."""
 JSON, FRAME, MORE = b"N", b"F", b"M"
 _HEAD = struct.Struct("<IQ")
+_NO_BUFFER = np.empty(0, np.uint8)
 MAX_MESSAGE = 1 + _HEAD.size + CHUNK
 """The largest message that a peer may send: gRPC rejects larger ones before it reads them."""
 
@@ -155,12 +158,36 @@ def shorten(value: object) -> str:
     return text[:40]
 
 
-def frame_messages(slot: int, frame: Frame) -> Iterator[bytes]:
-    """Yield the messages that carry one slot's frame."""
-    view = memoryview(frame)
-    yield b"".join((FRAME, _HEAD.pack(slot, len(view)), view[:CHUNK]))
-    for offset in range(CHUNK, len(view), CHUNK):
-        yield b"".join((MORE, view[offset : offset + CHUNK]))
+def frame_messages(slot: int, *parts: Frame) -> Iterator[bytes]:
+    """Yield the messages that carry one slot's frame, which may be given in parts."""
+    head = FRAME + _HEAD.pack(slot, sum(map(len, parts)))
+    room, pieces = CHUNK, [memoryview(head)]
+    for part in parts:
+        rest = memoryview(part)
+        while len(rest) > room:
+            yield b"".join((*pieces, rest[:room]))
+            rest, room, pieces = rest[room:], CHUNK, [memoryview(MORE)]
+        pieces.append(rest)
+        room -= len(rest)
+    yield b"".join(pieces)
+
+
+@dataclass(frozen=True)
+class CutFrame:
+    """A frame as the messages that carry it: cut once, however many workers it is sent to."""
+
+    messages: tuple[bytes, ...]
+    nbytes: int
+    """Bytes of the frame."""
+
+    @classmethod
+    def of(cls, slot: int, *parts: Frame) -> CutFrame:
+        return cls(tuple(frame_messages(slot, *parts)), sum(map(len, parts)))
+
+    def joined(self) -> Frame:
+        """Return the frame."""
+        start, more = memoryview(self.messages[0])[1 + _HEAD.size :], self.messages[1:]
+        return b"".join((start, *(memoryview(message)[1:] for message in more))) if more else start
 
 
 class Assembler:
@@ -178,7 +205,9 @@ class Assembler:
         self._limits, self._keep, self._on_begin = limits, keep, on_begin
         self._slot = -1
         self._nbytes = 0
-        self._pieces: list[memoryview] = []
+        self._frame: Frame = b""
+        self._buffer = _NO_BUFFER
+        """The memory of ``_frame`` while its pieces arrive."""
         self._received = 0
         self.total = 0
         """Bytes of all complete frames."""
@@ -212,12 +241,22 @@ class Assembler:
         if len(piece) != expected:
             raise FrameError(f"expected a piece of {expected} bytes of a frame of {self._nbytes}, got {len(piece)}")
         if self._keep:
-            self._pieces.append(piece)
+            self._take(piece)
         self._received += expected
         if self._received < self._nbytes:
             return None
-        slot = self._slot
-        frame: Frame = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._slot, self._pieces = -1, []
+        slot, frame = self._slot, self._frame
+        self._slot, self._frame, self._buffer = -1, b"", _NO_BUFFER
         self.total += self._nbytes
         return slot, frame
+
+    def _take(self, piece: memoryview) -> None:
+        """Keep a piece: a whole frame as it is, another one in its place of a buffer."""
+        if len(piece) == self._nbytes:
+            self._frame = piece
+            return
+        if not self._received:
+            self._buffer = np.empty(self._nbytes, np.uint8)
+            self._frame = self._buffer.data
+        # numpy copies without Python's lock, unlike bytes.join, and while the message is in the cache.
+        self._buffer[self._received : self._received + len(piece)] = np.asarray(piece)

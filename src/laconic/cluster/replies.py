@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import overload
 
-from laconic.cluster.protocol import Frame
+from laconic.cluster.protocol import CutFrame, Frame
 from laconic.errors import LaconicError
 
 __all__ = ["RefusedError", "Reply", "ReplyStream", "regather"]
@@ -50,26 +50,29 @@ class Reply:
 class ReplyStream(Sequence[Frame]):
     """A sequence of known length whose frames become available one after the other; readers block until they do.
 
-    Frames arrive in order, or each with its index. The last one to arrive is released only by ``end``, so that no
-    worker continues before the update is complete.
+    A frame is kept as the messages that carry it. Frames arrive in order, or each with its index. The last one to
+    arrive is released only by ``end``, so that no worker continues before the update is complete.
 
     >>> frames = ReplyStream(2)
     >>> frames.put(b"a"); frames.put(b"b"); frames.end()
-    >>> list(frames), len(frames), frames[:1]
-    ([b'a', b'b'], 2, (b'a',))
+    >>> [bytes(frame) for frame in frames], len(frames), len(frames[:1])
+    ([b'a', b'b'], 2, 1)
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._frames: dict[int, Frame] = {}
+        self._frames: dict[int, CutFrame] = {}
         """By index, in order of arrival."""
         self._ended = False
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
 
-    def put(self, frame: Frame, index: int | None = None) -> None:
+    def put(self, *parts: Frame, index: int | None = None) -> None:
+        """Take a copy of a frame, which may be given in parts."""
+        index = len(self._frames) if index is None else index
+        cut = CutFrame.of(index, *parts)
         with self._changed:
-            self._frames[len(self._frames) if index is None else index] = frame
+            self._frames[index] = cut
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -77,8 +80,8 @@ class ReplyStream(Sequence[Frame]):
         with self._changed:
             self._changed.notify_all()
 
-    def by_arrival(self, stop: Callable[[], bool] = lambda: False) -> Iterator[tuple[int, Frame]]:
-        """Yield indices and frames in order of arrival; end early when ``stop()`` is true."""
+    def by_arrival(self, stop: Callable[[], bool] = lambda: False) -> Iterator[CutFrame]:
+        """Yield frames in order of arrival; end early when ``stop()`` is true."""
         for arrival in range(self._count):
             with self._changed:
                 self._changed.wait_for(lambda: self._released(arrival) or stop())  # noqa: B023 - used at once
@@ -86,7 +89,7 @@ class ReplyStream(Sequence[Frame]):
                     raise self._failure
                 if not self._released(arrival):
                     return
-                item = next(islice(self._frames.items(), arrival, None))
+                item = next(islice(self._frames.values(), arrival, None))
             yield item
 
     def _released(self, arrival: int) -> bool:
@@ -113,7 +116,8 @@ class ReplyStream(Sequence[Frame]):
             self._changed.wait_for(lambda: self._ended or (position in self._frames and not self._is_last(position)))
             if self._failure is not None:
                 raise self._failure
-            return self._frames[position]
+            cut = self._frames[position]
+        return cut.joined()
 
     def _is_last(self, index: int) -> bool:
         return len(self._frames) == self._count and next(reversed(self._frames)) == index

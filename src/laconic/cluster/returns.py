@@ -65,8 +65,11 @@ class ReplyKind:
         """Whether workers of a synchronous job hold other weights than the server, because the pull is lossy."""
         return False
 
-    def update(self, weights: Weights, combined: Combined) -> Iterator[Frame]:
-        """Apply a round and yield the reply slot by slot. Frames leave while later ones are encoded."""
+    def update(self, weights: Weights, combined: Combined) -> Iterator[Sequence[Frame]]:
+        """Apply a round and yield the reply slot by slot. Frames leave while later ones are encoded.
+
+        A frame may be in parts, and is valid until the next one is requested.
+        """
         raise NotImplementedError
 
     def reply(self, weights: Weights, held: dict[str, Tensor], channel: Channel) -> Iterator[bytes]:
@@ -82,13 +85,18 @@ class ReturnWeights(ReplyKind):
     def workers_differ(self, job: Job) -> bool:
         return any(parse(spec)[1].text != "none" for spec in (job.pull, job.pull_small))
 
-    def update(self, weights: Weights, combined: Combined) -> Iterator[bytes]:
-        weights.step(combined.result())
-        for slot, (name, x) in enumerate(weights.parameters.items()):
-            frame = weights.encode_slot(slot, name, x)
-            if weights.held:
-                weights.held[name].copy_(decode(frame, device=x.device))
-            yield frame
+    def update(self, weights: Weights, combined: Combined) -> Iterator[Sequence[Frame]]:
+        update = combined.result()
+        for portion in weights.portions:  # the first ones leave while the others are updated
+            weights.step({name: update[name] for _, name in portion})
+            for slot, name in portion:
+                x = weights.parameters[name]
+                if weights.held:
+                    frame = weights.encode_slot(slot, name, x)
+                    weights.held[name].copy_(decode(frame, device=x.device))
+                    yield (frame,)
+                else:
+                    yield weights.encode_parts(slot, name, x)
 
     def reply(self, weights: Weights, held: dict[str, Tensor], channel: Channel) -> Iterator[bytes]:
         return (weights.encode_slot(slot, name, x) for slot, (name, x) in enumerate(weights.parameters.items()))
@@ -107,9 +115,9 @@ class ReturnDelta(ReplyKind):
     def workers_differ(self, job: Job) -> bool:
         return True
 
-    def update(self, weights: Weights, combined: Combined) -> Iterator[bytes]:
+    def update(self, weights: Weights, combined: Combined) -> Iterator[Sequence[Frame]]:
         weights.step(combined.result())
-        yield from self.reply(weights, weights.held, weights.channel)
+        yield from ((frame,) for frame in self.reply(weights, weights.held, weights.channel))
 
     def reply(self, weights: Weights, held: dict[str, Tensor], channel: Channel) -> Iterator[bytes]:
         return (weights.encode_difference(slot, name, held, channel) for slot, name in enumerate(weights.parameters))
@@ -124,16 +132,16 @@ class ReturnGradients(ReplyKind):
         if not job.update_mode.in_rounds:
             raise ConfigError("returns=gradients needs mode sync: each worker would take other steps than the server")
 
-    def update(self, weights: Weights, combined: Combined) -> Iterator[Frame]:
+    def update(self, weights: Weights, combined: Combined) -> Iterator[Sequence[Frame]]:
         pushed = combined.frames()
         if pushed is not None:  # one worker's push goes to all workers without a second loss
             weights.step(combined.result())
-            yield from pushed
+            yield from ((frame,) for frame in pushed)
             return
         frames = {}
         for slot, (name, x) in enumerate(combined.result().items()):
             frames[name] = weights.encode_slot(slot, name, x)
-            yield frames[name]
+            yield (frames[name],)
         weights.step_frames(frames)  # like the workers: by the decoded frames, not by the mean they were made of
 
 

@@ -39,8 +39,8 @@ from laconic.cluster.protocol import (
     SERVER_FAILED,
     Assembler,
     ByteCounter,
+    CutFrame,
     Frame,
-    frame_messages,
     is_integer,
     is_json,
     json_message,
@@ -238,8 +238,8 @@ class Server:
         receiving = self._readers.submit(self._receive_push, messages, receiver, call)
         receiving.add_done_callback(lambda _: reply.wake())
         yield json_message({"sequence": receiver.sequence + 1, "ticket": None})
-        for slot, frame in reply.by_arrival(lambda: receiving.done() and receiving.exception() is not None):
-            yield from self._frame_messages(slot, frame)
+        for frame in reply.by_arrival(lambda: receiving.done() and receiving.exception() is not None):
+            yield from self._frame_messages(frame)
         receiving.result()
 
     def _receive_push(self, messages: Iterator[bytes], receiver: PushReceiver, call: Call) -> Reply:
@@ -337,12 +337,16 @@ class Server:
 
     def _send(self, reply: Reply) -> Iterator[bytes]:
         yield json_message({"sequence": reply.sequence, "ticket": reply.ticket})
-        for slot, frame in enumerate(reply.frames):
-            yield from self._frame_messages(slot, frame)
+        if isinstance(reply.frames, ReplyStream):
+            frames = reply.frames.by_arrival()
+        else:
+            frames = (CutFrame.of(slot, frame) for slot, frame in enumerate(reply.frames))
+        for frame in frames:
+            yield from self._frame_messages(frame)
 
-    def _frame_messages(self, slot: int, frame: Frame) -> Iterator[bytes]:
-        self.traffic.count(sent=len(frame))
-        return frame_messages(slot, frame)
+    def _frame_messages(self, frame: CutFrame) -> Sequence[bytes]:
+        self.traffic.count(sent=frame.nbytes)
+        return frame.messages
 
     def _admit(self, messages: Iterator[bytes], call: Call) -> tuple[int, int, dict[str, Any]]:
         """Read the first message of a call and make it one of its worker's; see ``_caller``."""

@@ -19,6 +19,8 @@ from laconic.wire import Buffer
 
 __all__ = ["SUBSPACE_RENEWED", "Optimizer", "Resident", "Weights"]
 
+PORTION = 1 << 20
+"""Bytes of parameters from which an update continues slot by slot: with fewer the fixed costs of a step dominate."""
 SUBSPACE_RENEWED = "its subspace was drawn anew, and the residual belongs to the old one"
 """Why a channel drops residuals when a slot's subspace is renewed."""
 
@@ -77,6 +79,8 @@ class Weights:
         self.job = job
         self.slots = Slots.of(parameters)
         self.parameters = {name: x.detach().to(torch.float32).contiguous() for name, x in parameters.items()}
+        self.portions = self._portions()
+        """Numbers and names of the slots that are updated together."""
         self.version = 0
         """Updates applied; in a synchronous job also the number of the current exchange."""
         self.updated_at = 0.0
@@ -94,6 +98,16 @@ class Weights:
 
     def copy(self) -> dict[str, Tensor]:
         return {name: x.clone() for name, x in self.parameters.items()}
+
+    def _portions(self) -> list[list[tuple[int, str]]]:
+        portions, nbytes = [list[tuple[int, str]]()], 0
+        for slot, (name, x) in enumerate(self.parameters.items()):
+            if nbytes >= PORTION:
+                portions.append([])
+                nbytes = 0
+            portions[-1].append((slot, name))
+            nbytes += x.nbytes
+        return portions
 
     @property
     def resident(self) -> dict[str, Tensor]:
@@ -132,11 +146,15 @@ class Weights:
             renewed = set(updated).intersection(self._resident.spending())
             self._optimizer.spend(self.parameters, renewed, lr=self._learning_rate(self.version + 1))
 
-    def complete_update(self) -> None:
-        """Make the next version of updated weights; raise ``NonFiniteError`` before it exists if they overflowed."""
+    def complete_update(self, *, encoded: bool = False) -> None:
+        """Make the next version of updated weights; raise ``NonFiniteError`` before it exists if they overflowed.
+
+        Args:
+            encoded: All parameters were encoded after the update, which raises if they are not finite.
+        """
         if self.job.reply_kind.server_has_weights:  # otherwise workers upload them
             self._follow_update(self.version + 1)
-            self._require_finite()
+            self._require_finite(but_parameters=encoded and self._resident is None)
         self.version += 1
         self.updated_at = time.monotonic()
 
@@ -147,8 +165,8 @@ class Weights:
             self._optimizer.forget(renewed)
             self.channel.forget(renewed, SUBSPACE_RENEWED)
 
-    def _require_finite(self) -> None:
-        for tensors in (self.parameters, self.held, self.resident, self._optimizer.moments()):
+    def _require_finite(self, *, but_parameters: bool) -> None:
+        for tensors in ({} if but_parameters else self.parameters, self.held, self.resident, self._optimizer.moments()):
             for name, x in tensors.items():
                 if not _is_finite(x):
                     raise NonFiniteError(f"slot {name!r}: expected finite values, got a NaN or an infinity")
@@ -162,6 +180,10 @@ class Weights:
 
     def encode_slot(self, slot: int, name: str, x: Tensor) -> bytes:
         return self.channel.encode(name, x, seed=self._rounding_seed(slot))
+
+    def encode_parts(self, slot: int, name: str, x: Tensor) -> Sequence[memoryview]:
+        """Return a frame in parts, which are valid until the next slot is encoded and while ``x`` does not change."""
+        return self.channel.encode_parts(name, x, seed=self._rounding_seed(slot))
 
     def _rounding_seed(self, slot: int) -> int:
         return (self.job.seed * 0x9E3779B1 + self.version) * len(self.slots) + slot

@@ -16,12 +16,12 @@ from laconic.wire.bundle import (
     pack_bundle,
     unpack_bundle,
 )
-from laconic.wire.frame import FrameArena, FramePlan, frame_nbytes, pack, seal, unpack
+from laconic.wire.frame import FrameArena, FramePlan, frame_nbytes, header_of_section, pack, seal, unpack
 from laconic.wire.header import DTYPES, MAX_NUMEL, WIDE, Buffer, as_bytes
 from laconic.wire.template import FrameTemplate
 
 __all__ = [
     "ALIGN", "DTYPES", "MAX_NAME", "MAX_NUMEL", "MAX_PACKETS", "WIDE", "Buffer", "BundleWriter", "FrameArena",
-    "FramePlan", "FrameTemplate", "align", "as_bytes", "body_nbytes", "bundle_header", "frame_nbytes", "is_bundle",
-    "pack", "pack_bundle", "seal", "unpack", "unpack_bundle",
+    "FramePlan", "FrameTemplate", "align", "as_bytes", "body_nbytes", "bundle_header", "frame_nbytes",
+    "header_of_section", "is_bundle", "pack", "pack_bundle", "seal", "unpack", "unpack_bundle",
 ]  # fmt: skip

@@ -33,7 +33,7 @@ from laconic.wire.header import (
     numbers_struct,
 )
 
-__all__ = ["FrameArena", "FramePlan", "frame_nbytes", "pack", "seal", "unpack"]
+__all__ = ["FrameArena", "FramePlan", "frame_nbytes", "header_of_section", "pack", "seal", "unpack"]
 
 
 class FramePlan(NamedTuple):
@@ -111,6 +111,13 @@ def seal(packet: Packet, arena: FrameArena) -> int:
         raise ConfigError(f"codec {packet.codec!r} wrote {len(lengths)} sections, but declares another number")
     set_bytes(arena.address, header)
     return end
+
+
+def header_of_section(packet: Packet) -> bytes:
+    """Return what comes before the section in the frame of a packet that has one."""
+    (section,) = packet.sections
+    payload = section.numel()
+    return frame_header(packet, [payload], payload, crc32c(section.data_ptr(), payload), is_wide(packet.spec, payload))
 
 
 def pack(packet: Packet) -> bytearray:

@@ -65,7 +65,7 @@ class SumRounds(Rounds):
             receiver.check()
         message = round_.total.add_slot(slot, receiver.worker, contribution)  # needs no memory beyond the sum
         if message is not None:
-            round_.reply.put(message, slot)
+            round_.reply.put(message, index=slot)
         if receiver.reservation.nbytes:
             self._budget.release(receiver.reservation)
         return None
@@ -87,11 +87,11 @@ class SumRounds(Rounds):
                 return
         self._add_waiting(round_)
 
-    def _make_reply(self, round_: Round) -> Iterator[Frame]:
+    def _make_reply(self, round_: Round) -> Iterator[Sequence[Frame]]:
         total = round_.total
         assert isinstance(total, RoundSums)
         if round_.reply is None:
-            yield from total.messages()
+            yield from ((message,) for message in total.messages())
         with self._shared.changed:
             self._weights.set_scales(total.agreed_scales())
 

@@ -222,10 +222,10 @@ class Rounds(ServerMode):
         shared, weights = self._shared, self._weights
         try:
             with shared.overflow_ends_job(weights.version):
-                for frame in self._make_reply(round_):
-                    frames.put(frame)
+                for parts in self._make_reply(round_):
+                    frames.put(*parts)
                 with shared.changed:
-                    weights.complete_update()
+                    weights.complete_update(encoded=self._job.reply_kind.is_weights)
             with shared.changed:
                 for worker in workers:
                     shared.event("applied", worker=worker, sequence=weights.version - 1, version=weights.version)
@@ -243,8 +243,8 @@ class Rounds(ServerMode):
                 self._updating = False
                 shared.changed.notify_all()
 
-    def _make_reply(self, round_: Round) -> Iterator[Frame]:
-        """Update the weights by a complete round; yield the frames that are not in its reply yet."""
+    def _make_reply(self, round_: Round) -> Iterator[Sequence[Frame]]:
+        """Update the weights by a complete round; yield the frames that are not in its reply yet, in parts."""
         total = round_.total
         assert not isinstance(total, RoundSums)
         return self._job.reply_kind.update(self._weights, total)

@@ -32,9 +32,10 @@ STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     "optimizer step": (("laconic.cluster.weights", "Weights.step"), ("laconic.optim", "SGD.step_frames")),
     "encode": (
         ("laconic.cluster.weights", "Weights.encode_slot"),
+        ("laconic.cluster.weights", "Weights.encode_parts"),
         ("laconic.cluster.weights", "Weights.encode_difference"),
     ),
-    "cut into messages": (("laconic.cluster.server", "frame_messages"),),
+    "cut into messages": (("laconic.cluster.protocol", "frame_messages"),),
 }
 """The functions of each step of a push and its reply. A function that no longer exists is reported as missing."""
 
