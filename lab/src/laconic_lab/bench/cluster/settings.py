@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 
 from laconic.errors import ConfigError
@@ -12,12 +11,6 @@ from laconic_lab.bench.settings import BenchSettings
 __all__ = ["PARTS", "ClusterSettings"]
 
 PARTS = ("aggregation", "rounds", "load")
-
-
-def _threads() -> tuple[int, int]:
-    """Torch threads: the server works while workers wait, so it gets all cores; two workers share them."""
-    cores = os.cpu_count() or 1
-    return cores, max(1, cores // 2)
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,8 @@ class ClusterSettings(BenchSettings):
 
     @property
     def threads(self) -> tuple[int, int]:
-        return _threads()
+        """Torch threads of the server and of a worker: one each, as in the processes of ``laconic train``."""
+        return 1, 1
 
     def quick(self) -> ClusterSettings:
         """Return settings for a quick look: a small model, few rounds, little load."""

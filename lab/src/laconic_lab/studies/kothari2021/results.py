@@ -166,6 +166,14 @@ class Results(study.Results):
     def row(self, model: str, method: str, experiment: str = "accuracy") -> Row | None:
         return self.experiments.get((experiment, model), {}).get(method)
 
+    def by_length(self, model: str, method: str) -> list[Row]:
+        """Return a method's runs with the paper's data, a row for each length, the shortest first; or else its row."""
+        variants = self._variants.get(("accuracy", model, method), {})
+        of_paper = [(epochs, row) for (data, epochs), row in variants.items() if data == MODELS[model]]
+        preferred = self.row(model, method)
+        rows = [row for _, row in sorted(of_paper, key=lambda pair: pair[0])]
+        return rows or ([] if preferred is None else [preferred])
+
     def rows(self, experiment: str, model: str) -> list[Row]:
         return sorted(self.experiments.get((experiment, model), {}).values(), key=lambda row: method_order(row.name))
 

@@ -38,7 +38,7 @@ def make_tables(results: Results) -> list[Table]:
 def _top1(results: Results) -> Table:
     rows = []
     for model in results.models("accuracy"):
-        for row in results.rows("accuracy", model):
+        for row in (row for each in results.rows("accuracy", model) for row in results.by_length(model, each.name)):
             loss, less = results.loss(row), results.less(row)
             rows.append((
                 MODEL_NAMES[model], row.name, PAPER_ACCURACY.get((model, row.name), ""), mean_and_values(row.final),
