@@ -286,7 +286,7 @@ def open_section(section: Tensor, n: int, alphabet: int) -> CodedSection | None:
     layout, device = ChunkLayout.of(n, alphabet), section.device
     if section.numel() < 5 * layout.chunks:
         return None
-    section = word_aligned(section.contiguous())
+    section = whole_words(section.contiguous(), 16)
     status = torch.zeros(2, dtype=torch.int32, device=device)
     records = torch.empty((layout.chunks, decode_record_words(layout.bins)), dtype=torch.int32, device=device)
     read_code_tables[(layout.chunks,)](

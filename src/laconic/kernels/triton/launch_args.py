@@ -31,14 +31,18 @@ def word_aligned(section: Tensor) -> Tensor:
     return section if section.data_ptr() % 4 == 0 else section.clone()
 
 
-def whole_words(section: Tensor) -> Tensor:
-    """Return the section, or a copy if it is not aligned or its last word is not all inside its storage."""
-    nbytes = section.numel()
-    after = section.untyped_storage().nbytes() - section.storage_offset() - nbytes
-    if section.data_ptr() % 4 == 0 and after >= -nbytes % 4:
+def whole_words(section: Tensor, nbytes: int = 4) -> Tensor:
+    """Return the section, or a copy if it is not aligned or its last word is not all inside its storage.
+
+    Args:
+        nbytes: Of a word: kernels read words of so many bytes at multiples of it.
+    """
+    begin, numel = section.data_ptr(), section.numel()
+    after = section.untyped_storage().nbytes() - section.storage_offset() - numel
+    if begin % 4 == 0 and after >= -(begin + numel) % nbytes:
         return section
-    words = torch.empty(-(-nbytes // 4), dtype=torch.int32, device=section.device)
-    return words.view(torch.uint8)[:nbytes].copy_(section)
+    words = torch.empty(-(-numel // nbytes) * nbytes // 4, dtype=torch.int32, device=section.device)
+    return words.view(torch.uint8)[:numel].copy_(section)
 
 
 def split64(number: int) -> tuple[int, int]:

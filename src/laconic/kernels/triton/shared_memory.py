@@ -183,11 +183,10 @@ def fetch16_async(memory, address, pointer, byte, begin, end, ASM: tl.constexpr)
         words = tl.sum(loaded << (8 * tl.arange(0, 4)[None, None, :]), 2)
         tl.store(memory + (address >> 2)[:, None] + tl.arange(0, 4)[None, :], words, mask=(byte < end)[:, None])
     else:
-        # Of the last block only bytes before the end are read: the copy fills the rest with zeros.
-        size = tl.minimum(tl.maximum(end - byte, 0), 16).to(tl.int32)
+        # The caller sees to it that the last block is inside of the memory as a whole.
         tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.gt.s32 p, $3, 0; @p cp.async.cg.shared.global [$1], [$2], 16, $3; mov.u32 $0, $3; }",
-            "=r,r,l,r", [address, pointer, size], dtype=tl.int32, is_pure=False, pack=1,
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p cp.async.cg.shared.global [$1], [$2], 16; mov.u32 $0, $3; }",
+            "=r,r,l,r", [address, pointer, (byte < end).to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 
