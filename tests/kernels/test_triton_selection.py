@@ -223,6 +223,22 @@ def test_sections_read_as_words_end_inside_their_storage(begin, end, copied):
     assert words.untyped_storage().nbytes() - words.storage_offset() >= -(-section.numel() // 4) * 4
 
 
+@pytest.mark.parametrize(
+    "begin, end, copied", [(0, 16, False), (4, 20, False), (4, 33, True), (2, 16, True), (0, 39, True)]
+)
+def test_sections_read_as_blocks_of_16_bytes_end_inside_their_storage(begin, end, copied):
+    from laconic.kernels.triton.launch_args import whole_words
+
+    memory = torch.arange(64, dtype=torch.uint8, device=DEVICE)
+    start = -memory.data_ptr() % 16
+    storage = memory[start : start + 40].clone()  # two blocks and a half
+    section = storage[begin:end]
+    blocks = whole_words(section, 16)
+    assert torch.equal(blocks, section) and (blocks.data_ptr() != section.data_ptr()) == copied
+    after = blocks.untyped_storage().nbytes() - blocks.storage_offset() - blocks.numel()
+    assert after >= -(blocks.data_ptr() + blocks.numel()) % 16
+
+
 def test_unaligned_position_sections_are_written_and_read():
     n, k = 700, 40
     x = laws.normal(n).to(DEVICE)

@@ -37,7 +37,7 @@ from laconic.kernels.triton.huffman_table_reader import (
     order_offset,
     read_code_tables,
 )
-from laconic.kernels.triton.launch_args import word_aligned
+from laconic.kernels.triton.launch_args import whole_words
 from laconic.kernels.triton.shared_memory import SharedBuffer
 from laconic.kernels.triton.streams import CHUNK_SYMBOLS, LANES, STREAMS, ChunkLayout, chunk_shape
 

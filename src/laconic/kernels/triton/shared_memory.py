@@ -171,8 +171,8 @@ def shift_right64(low, high, count, ASM: tl.constexpr):
 def fetch16_async(memory, address, pointer, byte, begin, end, ASM: tl.constexpr):
     """Copy 16 bytes of global memory into shared memory, asynchronously until ``wait_fetches``.
 
-    Both addresses are multiples of 16; ``byte`` is the offset of ``pointer``. Only bytes from ``begin`` to ``end`` are
-    read; nothing happens where none is inside.
+    Both addresses are multiples of 16; ``byte`` is the offset of ``pointer``. Nothing happens where none of the
+    bytes is before ``end``; the others are copied whole, so the caller sees to it that the last block is all in memory.
     """
     if ASM == "":
         offsets = tl.arange(0, 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
@@ -183,7 +183,6 @@ def fetch16_async(memory, address, pointer, byte, begin, end, ASM: tl.constexpr)
         words = tl.sum(loaded << (8 * tl.arange(0, 4)[None, None, :]), 2)
         tl.store(memory + (address >> 2)[:, None] + tl.arange(0, 4)[None, :], words, mask=(byte < end)[:, None])
     else:
-        # The caller sees to it that the last block is inside of the memory as a whole.
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p cp.async.cg.shared.global [$1], [$2], 16; mov.u32 $0, $3; }",
             "=r,r,l,r", [address, pointer, (byte < end).to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
