@@ -83,6 +83,15 @@ def _first_pixel(row, height, width, POOL: tl.constexpr):
 
 
 @triton.jit
+def _by_channel(mean, inverse, weight, shift, in_group, column):
+    """Load what normalizes each channel, its gain and its offset, for a tile of pixels by channels."""
+    return (
+        tl.load(mean + in_group)[None, :], tl.load(inverse + in_group)[None, :], tl.load(weight + column)[None, :],
+        tl.load(shift + column)[None, :],
+    )  # fmt: skip
+
+
+@triton.jit
 def _forward(
     x, out, mean, inverse, weight, shift, group_tiles, channels, height, width,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, POOL: tl.constexpr,
@@ -92,8 +101,7 @@ def _forward(
     row = tile * ROWS + tl.arange(0, ROWS)
     pixel = _first_pixel(row, height, width, POOL)
     in_group = tile // group_tiles * channels + column
-    centre, factor = tl.load(mean + in_group)[None, :], tl.load(inverse + in_group)[None, :]
-    gain, offset = tl.load(weight + column)[None, :], tl.load(shift + column)[None, :]
+    centre, factor, gain, offset = _by_channel(mean, inverse, weight, shift, in_group, column)
     largest = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in tl.static_range(4 if POOL else 1):
         v = tl.load(x + (pixel + k // 2 * width + k % 2)[:, None] * channels + column[None, :])
@@ -133,8 +141,7 @@ def _backward_sums(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row = tile * ROWS + tl.arange(0, ROWS)
     in_group = tile // group_tiles * channels + column
-    centre, factor = tl.load(mean + in_group)[None, :], tl.load(inverse + in_group)[None, :]
-    gain, offset = tl.load(weight + column)[None, :], tl.load(shift + column)[None, :]
+    centre, factor, gain, offset = _by_channel(mean, inverse, weight, shift, in_group, column)
     _, normalized, g = _chosen(
         x, gradient, row, column, channels, height, width, centre, factor, gain, offset, ROWS, COLUMNS, POOL
     )
@@ -153,8 +160,7 @@ def _backward(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row = tile * ROWS + tl.arange(0, ROWS)
     in_group = tile // group_tiles * channels + column
-    centre, factor = tl.load(mean + in_group)[None, :], tl.load(inverse + in_group)[None, :]
-    gain, offset = tl.load(weight + column)[None, :], tl.load(shift + column)[None, :]
+    centre, factor, gain, offset = _by_channel(mean, inverse, weight, shift, in_group, column)
     number, _, g = _chosen(
         x, gradient, row, column, channels, height, width, centre, factor, gain, offset, ROWS, COLUMNS, POOL
     )
