@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import chain
 from statistics import fmean
 
 from laconic_lab.studies.claims import Claim, verdict
@@ -16,7 +17,15 @@ from laconic_lab.studies.kothari2021.claims import (
     PAPER_TOTAL_MIN,
 )
 from laconic_lab.studies.kothari2021.experiments import MODES, RATE_FACTORS, TUNED
-from laconic_lab.studies.kothari2021.results import LINK_NAMES, MODEL_NAMES, Results, Row, TimedMethod, method_order
+from laconic_lab.studies.kothari2021.results import (
+    LINK_NAMES,
+    MODEL_NAMES,
+    RUN,
+    Results,
+    Row,
+    TimedMethod,
+    method_order,
+)
 from laconic_lab.studies.kothari2021.settings import HYPER
 from laconic_lab.studies.kothari2021.times import LINKS
 from laconic_lab.studies.kothari2021.trainings import TARGET, seconds_to
@@ -38,7 +47,8 @@ def make_tables(results: Results) -> list[Table]:
 def _top1(results: Results) -> Table:
     rows = []
     for model in results.models("accuracy"):
-        for row in (row for each in results.rows("accuracy", model) for row in results.by_length(model, each.name)):
+        by_method = (results.by_length(model, preferred.name) for preferred in results.rows("accuracy", model))
+        for row in chain.from_iterable(by_method):
             loss, less = results.loss(row), results.less(row)
             rows.append((
                 MODEL_NAMES[model], row.name, PAPER_ACCURACY.get((model, row.name), ""), mean_and_values(row.final),
@@ -210,8 +220,7 @@ def _resnet50(results: Results) -> Table:
 
 
 def _compared(results: Results) -> Table:
-    runs = [run for rows in results.experiments.values() for row in rows.values() for run in row.runs]
-    runs = [run for run in runs if run.get("frames_compared")]
+    runs = [run for run in results.of_kind(RUN) if run.get("frames_compared")]
     compared, differing = (sum(run[name] for run in runs) for name in ("frames_compared", "frames_other"))
     rows = [(f"{len(runs):,}", f"{compared:,}", f"{differing:,}")] if runs else []
     return make_table("Frames made and compared", ("runs", "frames compared", "that differ in value or size"), rows)
